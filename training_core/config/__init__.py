@@ -1,0 +1,1 @@
+"""Torch-free pydantic schemas, one file per concern, and the YAML loader."""

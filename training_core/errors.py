@@ -1,0 +1,118 @@
+"""Errors that a user can act on, and the exit code each one becomes.
+
+A stage process and the `tidegate` command turn an error's type into an exit code (`exit_code`). Every class stays
+picklable: no custom `__init__`, the message is the only argument. To add one, derive it from the category whose
+exit code fits and say in the docstring when it is raised. Expected outcomes (rejected by the gate, no signal in
+this batch) are values, not errors.
+"""
+
+from __future__ import annotations
+
+import errno
+
+EXIT_OK = 0
+EXIT_GATE_NOT_PASSED = 1
+EXIT_CONFIGURATION = 2
+EXIT_DATA = 3
+EXIT_ARTIFACT = 4
+EXIT_DIVERGED = 5
+EXIT_INTERNAL = 70
+EXIT_TEMPORARY = 75
+EXIT_INTERRUPTED = 130
+
+
+class TidegateError(Exception):
+    """Base of every error with a message meant for a user."""
+
+    exit_code = EXIT_INTERNAL
+
+
+class ConfigurationError(TidegateError, ValueError):
+    """A configuration or usage error: unknown key, wrong type, missing file named in a config, impossible choice."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class DataError(TidegateError, ValueError):
+    """Data cannot be used: no rows, too many bad rows, unreadable file."""
+
+    exit_code = EXIT_DATA
+
+
+class DigestMismatchError(DataError):
+    """A file read by a stage is not the file that was planned."""
+
+
+class EvaluationError(TidegateError, ValueError):
+    """An evaluation has no answer: a non-finite score, no matched items, a missing baseline."""
+
+    exit_code = EXIT_DATA
+
+
+class ArtifactError(TidegateError):
+    """A checkpoint, stage output or registered model is missing, damaged, of a refused kind, or changed."""
+
+    exit_code = EXIT_ARTIFACT
+
+
+class NotPromotableError(ArtifactError):
+    """A model may not be registered or made champion: its digest is not the one that the gate judged."""
+
+
+class TrainingDivergedError(TidegateError):
+    """Training met a non-finite loss or gradient, or another sentinel stopped it."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class WeightVersionError(TidegateError):
+    """A rollout engine reported weights other than those the trainer handed over. Never retried in silence."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class TemporaryError(TidegateError):
+    """Running the same command again later can succeed."""
+
+    exit_code = EXIT_TEMPORARY
+
+
+class PreemptedError(TemporaryError):
+    """SIGTERM (or the parent's death) asked the stage to stop; its state is saved where the stage has checkpoints."""
+
+
+class StageLockedError(TemporaryError):
+    """Another live process owns the stage directory."""
+
+
+class StageTimeoutError(TemporaryError):
+    """A stage ran longer than `launch.timeout_seconds` and was ended."""
+
+
+class ServerUnreachableError(TemporaryError):
+    """A server (MLflow, Prefect, hub) does not answer."""
+
+
+class DiskFullError(TemporaryError):
+    """No space left, or over quota, while writing."""
+
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def as_tidegate_error(error: BaseException) -> TidegateError | None:
+    """Return the user-facing error for `error`: itself, a translation of a full disk, or None for a bug."""
+    if isinstance(error, TidegateError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+        return DiskFullError(
+            f"no space left while writing {error.filename or 'a file'}. Completed checkpoints are kept: free some "
+            "space (or move `root`) and run the same command again"
+        )
+    return None
+
+
+def error_class(name: str) -> type[TidegateError]:
+    """Return the error class called `name`; TidegateError when the name is unknown."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, TidegateError) else TidegateError

@@ -1,0 +1,62 @@
+"""The directory of one stage run and its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from training_core.errors import ArtifactError
+from training_core.protocol.atomic import read_json
+from training_core.protocol.digests import path_digest
+from training_core.records import StageResult, StageSpec
+
+
+class StageDirectory:
+    """`<root>/stages/<stage>/<spec hash>/`; see docs/stages.md for what each file holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of_spec(cls, root: Path, spec: StageSpec) -> StageDirectory:
+        return cls(root / "stages" / spec.stage / spec.spec_hash)
+
+    spec_path = property(lambda self: self.path / "spec.json")
+    result_path = property(lambda self: self.path / "result.json")
+    error_path = property(lambda self: self.path / "error.json")
+    environment_path = property(lambda self: self.path / "environment.json")
+    metrics_path = property(lambda self: self.path / "metrics.jsonl")
+    timings_path = property(lambda self: self.path / "timings.jsonl")
+    progress_path = property(lambda self: self.path / "progress.json")
+    log_path = property(lambda self: self.path / "log.jsonl")
+    output_log_path = property(lambda self: self.path / "output.log")
+    checkpoints_path = property(lambda self: self.path / "checkpoints")
+    outputs_path = property(lambda self: self.path / "outputs")
+
+    def prepare(self, spec: StageSpec) -> None:
+        """Create the directory and write spec.json; input paths and execution may differ from an earlier attempt."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.spec_path.exists() or StageSpec.load(self.spec_path) != spec:
+            spec.save(self.spec_path)
+
+    def result(self) -> StageResult | None:
+        """Return the result of a complete stage, or None. Outputs are not verified here."""
+        if not self.result_path.exists():
+            return None
+        return StageResult.model_validate(read_json(self.result_path))
+
+    def has_started(self) -> bool:
+        return self.checkpoints_path.exists() and any(self.checkpoints_path.glob("step_*"))
+
+    def verify_outputs(self, result: StageResult) -> None:
+        """Check that every output still has its digest.
+
+        Raises:
+            ArtifactError: an output is missing or changed.
+        """
+        for name, artifact in result.outputs.items():
+            path = self.path / artifact.path
+            if path_digest(path) != artifact.sha256:
+                raise ArtifactError(
+                    f"output {name!r} of stage {result.stage} at {path} changed after the stage wrote it. Delete the "
+                    f"directory {self.path} to compute it again, or restore the file"
+                )
