@@ -84,8 +84,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a metrics file; a last line cut short by a crash is left out."""
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]

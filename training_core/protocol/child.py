@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,7 +140,7 @@ def apply_execution(spec: StageSpec) -> None:
 
 
 @contextlib.contextmanager
-def logging_to(path: Path):  # type: ignore[no-untyped-def]
+def logging_to(path: Path) -> Iterator[None]:
     """Send log records of this process to a JSON lines file as well."""
     handler = JsonLinesHandler(path, encoding="utf-8")
     root = logging.getLogger()

@@ -15,22 +15,21 @@ class StageDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.spec_path = path / "spec.json"
+        self.result_path = path / "result.json"
+        self.error_path = path / "error.json"
+        self.environment_path = path / "environment.json"
+        self.metrics_path = path / "metrics.jsonl"
+        self.timings_path = path / "timings.jsonl"
+        self.progress_path = path / "progress.json"
+        self.log_path = path / "log.jsonl"
+        self.output_log_path = path / "output.log"
+        self.checkpoints_path = path / "checkpoints"
+        self.outputs_path = path / "outputs"
 
     @classmethod
     def of_spec(cls, root: Path, spec: StageSpec) -> StageDirectory:
         return cls(root / "stages" / spec.stage / spec.spec_hash)
-
-    spec_path = property(lambda self: self.path / "spec.json")
-    result_path = property(lambda self: self.path / "result.json")
-    error_path = property(lambda self: self.path / "error.json")
-    environment_path = property(lambda self: self.path / "environment.json")
-    metrics_path = property(lambda self: self.path / "metrics.jsonl")
-    timings_path = property(lambda self: self.path / "timings.jsonl")
-    progress_path = property(lambda self: self.path / "progress.json")
-    log_path = property(lambda self: self.path / "log.jsonl")
-    output_log_path = property(lambda self: self.path / "output.log")
-    checkpoints_path = property(lambda self: self.path / "checkpoints")
-    outputs_path = property(lambda self: self.path / "outputs")
 
     def prepare(self, spec: StageSpec) -> None:
         """Create the directory and write spec.json; input paths and execution may differ from an earlier attempt."""

@@ -1,0 +1,366 @@
+"""The stage protocol: digests, locks, checkpoints, child processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training_core import errors
+from training_core.checkpoint import CheckpointStore
+from training_core.errors import ArtifactError, ConfigurationError, DigestMismatchError, StageLockedError
+from training_core.metrics import MetricSums, MetricsWriter, read_metrics
+from training_core.protocol.atomic import read_json, write_json, write_text
+from training_core.protocol.child import StageEntry, run_stage_here
+from training_core.protocol.digests import path_digest, tree_digest, verify_digest, weights_digest
+from training_core.protocol.directory import StageDirectory
+from training_core.protocol.lock import directory_lock, is_locked
+from training_core.records import Artifact, StageSpec
+from training_core.registry import Registry
+from training_core.seeding import batch_indices, derive_seed
+
+STAGE_CODE = '''
+"""A scripted stage: what it does stands in its config."""
+import os, sys, time
+from training_core.records import StageOutcome
+
+def run(context):
+    what = context.spec.config["do"]
+    if what == "write":
+        context.new_output("answer.txt").write_text(context.input_path("text").read_text().upper())
+        context.metrics.write(1, {"a/b": 1.0})
+        return StageOutcome(outputs={"answer.txt": "outputs/answer.txt"}, summary={"n": 1})
+    if what == "disk_full":
+        raise OSError(28, "No space left on device", "somewhere")
+    if what == "bug":
+        raise RuntimeError("a bug")
+    if what == "sleep":
+        print("sleeping", flush=True)
+        time.sleep(60)
+    if what == "loop":
+        store = context.checkpoints()
+        last = store.latest()
+        step = last.step if last else 0
+        context.metrics.truncate_after(step)
+        with context.stop.deferred():
+            while step < context.spec.config["steps"]:
+                step += 1
+                time.sleep(0.05)
+                context.metrics.write(step, {"value": step * 0.5})
+                context.progress(step, context.spec.config["steps"])
+                if context.stop.requested or step % 2 == 0:
+                    store.save(step, lambda path: (path / "state").write_text(str(step)))
+                if context.stop.requested:
+                    context.stop.raise_preempted(f"saved step {step}")
+        context.new_output("state").write_text(str(step))
+        return StageOutcome(outputs={"state": "outputs/state"})
+'''
+MAIN_CODE = """
+import sys
+from training_core.protocol.child import StageEntry, main
+sys.exit(main(sys.argv[1:], {"scripted": StageEntry("scripted_stage", 1)}))
+"""
+
+
+@pytest.fixture
+def stage_home(tmp_path: Path) -> Path:
+    (tmp_path / "scripted_stage.py").write_text(STAGE_CODE)
+    (tmp_path / "scripted_main.py").write_text(MAIN_CODE)
+    return tmp_path
+
+
+def make_spec(config: dict, inputs: dict[str, Path] | None = None) -> StageSpec:
+    artifacts = {k: Artifact(path=str(p), sha256=path_digest(p)) for k, p in (inputs or {}).items()}
+    return StageSpec(stage="scripted", stage_version=1, config=config, inputs=artifacts, seed=3)
+
+
+def start(home: Path, spec: StageSpec, **kwargs) -> tuple[subprocess.Popen, StageDirectory]:
+    directory = StageDirectory.of_spec(home, spec)
+    directory.prepare(spec)
+    command = [sys.executable, str(home / "scripted_main.py"), str(directory.spec_path)]
+    environment = {**os.environ, "PYTHONPATH": str(home), **kwargs.pop("env", {})}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, **kwargs)
+    return process, directory
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def test_spec_hash_depends_on_content_not_on_place(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text("x")
+    b.write_text("x")
+    assert make_spec({"k": 1}, {"t": a}).spec_hash == make_spec({"k": 1}, {"t": b}).spec_hash
+    b.write_text("y")
+    assert make_spec({"k": 1}, {"t": a}).spec_hash != make_spec({"k": 1}, {"t": b}).spec_hash
+    assert make_spec({"k": 1}).spec_hash != make_spec({"k": 2}).spec_hash
+
+
+def test_spec_round_trip_keeps_the_hash(tmp_path: Path) -> None:
+    spec = make_spec({"learning_rate": 1e-6, "list": [1, 2.5, None, "ä"]})
+    spec.save(tmp_path / "spec.json")
+    assert StageSpec.load(tmp_path / "spec.json").spec_hash == spec.spec_hash
+
+
+def test_stage_writes_result_last_and_is_reused(stage_home: Path) -> None:
+    text = stage_home / "in.txt"
+    text.write_text("hello")
+    spec = make_spec({"do": "write"}, {"text": text})
+    process, directory = start(stage_home, spec)
+    assert process.wait(30) == 0, process.stderr.read()
+    result = directory.result()
+    assert (directory.path / result.outputs["answer.txt"].path).read_text() == "HELLO"
+    assert result.spec_hash == spec.spec_hash
+    assert result.peak_rss_bytes > 1 << 20
+    before = directory.result_path.read_bytes()
+    process, _ = start(stage_home, spec)
+    assert process.wait(30) == 0
+    assert directory.result_path.read_bytes() == before
+    directory.verify_outputs(result)
+    (directory.path / "outputs" / "answer.txt").write_text("changed")
+    with pytest.raises(ArtifactError, match="changed after the stage wrote it"):
+        directory.verify_outputs(result)
+
+
+@pytest.mark.parametrize(("what", "code", "name"), [("disk_full", 75, "DiskFullError"), ("bug", 70, "RuntimeError")])
+def test_failures_become_exit_codes(stage_home: Path, what: str, code: int, name: str) -> None:
+    process, directory = start(stage_home, make_spec({"do": what}))
+    assert process.wait(30) == code
+    error = read_json(directory.error_path)
+    assert (error["type"], error["exit_code"]) == (name, code)
+    assert directory.result() is None
+
+
+def test_changed_input_is_refused(stage_home: Path) -> None:
+    text = stage_home / "in.txt"
+    text.write_text("hello")
+    spec = make_spec({"do": "write"}, {"text": text})
+    text.write_text("jello")
+    process, directory = start(stage_home, spec)
+    assert process.wait(30) == 3
+    assert read_json(directory.error_path)["type"] == "DigestMismatchError"
+
+
+def test_wrong_version_and_no_spec_are_usage_errors(stage_home: Path) -> None:
+    spec = make_spec({"do": "write"}).model_copy(update={"stage_version": 2})
+    process, _ = start(stage_home, spec)
+    assert process.wait(30) == 2
+    command = [sys.executable, str(stage_home / "scripted_main.py"), str(stage_home / "none.json")]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(stage_home)}, check=False).returncode == 2
+
+
+def test_sigterm_outside_a_loop_stops_at_once(stage_home: Path) -> None:
+    process, directory = start(stage_home, make_spec({"do": "sleep"}))
+    assert process.stdout.readline() == b"sleeping\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 75
+    assert read_json(directory.error_path)["type"] == "PreemptedError"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_and_continued_equals_never_stopped(stage_home: Path, how: signal.Signals) -> None:
+    spec = make_spec({"do": "loop", "steps": 12})
+    whole, whole_directory = start(stage_home, spec.model_copy(update={"seed": 4}))
+    process, directory = start(stage_home, spec)
+    wait_for(lambda: len(read_metrics(directory.metrics_path)) >= 5)
+    process.send_signal(how)
+    assert process.wait(10) == (75 if how == signal.SIGTERM else -signal.SIGKILL)
+    process, _ = start(stage_home, spec)
+    assert process.wait(30) == 0, process.stderr.read()
+    assert whole.wait(30) == 0
+    assert directory.metrics_path.read_bytes() == whole_directory.metrics_path.read_bytes()
+    assert directory.result().outputs == whole_directory.result().outputs
+    assert directory.result().attempts == 2
+
+
+def test_child_dies_with_its_parent(stage_home: Path) -> None:
+    read_end, write_end = os.pipe()
+    process, directory = start(
+        stage_home,
+        make_spec({"do": "sleep"}),
+        env={"TIDEGATE_PARENT_PIPE": str(read_end), "TIDEGATE_GRACE_SECONDS": "1"},
+        pass_fds=(read_end,),
+        start_new_session=True,
+    )
+    os.close(read_end)
+    assert process.stdout.readline() == b"sleeping\n"
+    os.close(write_end)
+    assert process.wait(10) == 75
+    assert directory.result() is None
+
+
+def test_two_processes_never_share_a_directory(stage_home: Path) -> None:
+    spec = make_spec({"do": "loop", "steps": 100})
+    first, directory = start(stage_home, spec)
+    wait_for(lambda: directory.metrics_path.exists())
+    assert is_locked(directory.path)
+    second, _ = start(stage_home, spec)
+    assert second.wait(30) == 75
+    message = second.stderr.read().decode()
+    assert str(first.pid) in message
+    assert "StageLockedError" in message
+    first.kill()
+    first.wait(10)
+    assert not is_locked(directory.path)
+    with directory_lock(directory.path):  # A dead owner is taken over.
+        pass
+
+
+def test_owner_on_another_host_counts_while_it_beats(tmp_path: Path) -> None:
+    write_json(tmp_path / "lock.json", {"pid": 1, "host": "elsewhere", "heartbeat": time.time()})
+    with pytest.raises(StageLockedError, match="process 1 on elsewhere"), directory_lock(tmp_path):
+        pass
+    write_json(tmp_path / "lock.json", {"pid": 1, "host": "elsewhere", "heartbeat": time.time() - 1000})
+    with directory_lock(tmp_path):
+        assert read_json(tmp_path / "lock.json")["pid"] == os.getpid()
+
+
+def test_run_stage_here_refuses_unknown_input(stage_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(stage_home))
+    spec = make_spec({"do": "write"})
+    directory = StageDirectory.of_spec(stage_home, spec)
+    directory.prepare(spec)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ArtifactError, match="needs input 'text'"):
+            run_stage_here(spec, directory, {"scripted": StageEntry("scripted_stage", 1)})
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def write_state(text: str):
+    return lambda path: (path / "state").write_text(text)
+
+
+def test_checkpoints_keep_the_newest_and_pass_over_damage(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2, 3):
+        store.save(step, write_state(str(step)))
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_000002", "step_000003"]
+    assert store.latest().step == 3
+    (tmp_path / "step_000003" / "state").write_text("X")
+    assert store.latest().step == 2
+    (tmp_path / "step_000002" / "manifest.json").unlink()
+    assert store.latest() is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, code: int) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, write_state("good"))
+
+    def fail(path: Path) -> None:
+        (path / "state").write_text("half")
+        raise OSError(code, "full", str(path / "state"))
+
+    with pytest.raises(OSError) as caught:
+        store.save(2, fail)
+    translated = errors.as_tidegate_error(caught.value)
+    assert isinstance(translated, errors.DiskFullError)
+    assert (store.latest().step, (store.latest().path / "state").read_text()) == (1, "good")
+    assert list(tmp_path.glob(".tmp*")) == []
+
+
+def test_kill_inside_a_save_leaves_the_last_good(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, write_state("good"))
+    code = (
+        "import os, sys, pathlib; from training_core.checkpoint import CheckpointStore;"
+        "write = lambda p: ((p / 'state').write_text('half'), os.kill(os.getpid(), 9));"
+        "CheckpointStore(pathlib.Path(sys.argv[1]), 1).save(2, write)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    assert store.latest().step == 1
+    store.save(2, write_state("again"))
+    assert sorted(os.listdir(tmp_path)) == ["step_000002"]
+
+
+def test_metrics_refuse_nan_and_truncate(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl")
+    for step in (1, 2, 3):
+        writer.write(step, {"a": step})
+    with pytest.raises(ValueError, match="finite"):
+        writer.write(4, {"a": float("nan")})
+    with writer.path.open("a") as stream:
+        stream.write('{"step": 4, "a"')
+    assert [r["step"] for r in read_metrics(writer.path)] == [1, 2, 3]
+    writer.truncate_after(2)
+    assert writer.path.read_text() == '{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n'
+
+
+def test_metric_sums_weigh_by_count() -> None:
+    sums = MetricSums()
+    sums.add("m", 900.0, 900)
+    sums.add("m", 0.0, 100)
+    sums.add("empty", 0.0, 0)
+    assert sums.means() == {"m": 0.9}
+
+
+def test_digests_see_names_and_content(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "a" / "config.json").write_text("{}")
+    one, weights = tree_digest(tmp_path / "a"), weights_digest(tmp_path / "a")
+    (tmp_path / "a" / "config.json").write_text("{ }")
+    assert tree_digest(tmp_path / "a") != one
+    assert weights_digest(tmp_path / "a") == weights
+    with pytest.raises(DigestMismatchError, match="expected sha256"):
+        verify_digest(tmp_path / "a", one, "model")
+    with pytest.raises(ArtifactError, match="does not exist"):
+        path_digest(tmp_path / "b")
+
+
+def test_atomic_write_leaves_the_old_file_on_failure(tmp_path: Path) -> None:
+    write_text(tmp_path / "f", "old")
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "f", {"x": float("nan")})
+    assert (tmp_path / "f").read_text() == "old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_errors_survive_pickling_and_carry_codes() -> None:
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TidegateError)]
+    assert len(classes) > 10
+    for cls in classes:
+        again = pickle.loads(pickle.dumps(cls("what, where, next")))
+        assert (type(again), str(again)) == (cls, "what, where, next")
+        assert errors.error_class(cls.__name__) is cls
+    assert errors.error_class("EXIT_OK") is errors.TidegateError
+
+
+def test_registry_refuses_twice_and_hints() -> None:
+    registry: Registry[int] = Registry("loss")
+    registry.add("grpo", 1)
+    with pytest.raises(ValueError, match="registered already"):
+        registry.add("grpo", 2)
+    with pytest.raises(ConfigurationError, match="Did you mean 'grpo'"):
+        registry["grop"]
+
+
+def test_batches_use_every_item_once_an_epoch() -> None:
+    seen = [i for step in range(5) for i in batch_indices(step, 4, 10, seed=1, purpose="order")]
+    assert sorted(seen[:10]) == list(range(10))
+    assert sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    assert derive_seed(1, "a", 12) != derive_seed(1, "a", 1, 2)
+
+
+def test_log_is_json_lines(stage_home: Path) -> None:
+    text = stage_home / "in.txt"
+    text.write_text("x")
+    process, directory = start(stage_home, make_spec({"do": "write"}, {"text": text}))
+    assert process.wait(30) == 0
+    rows = [json.loads(line) for line in directory.log_path.read_text().splitlines()]
+    assert any("is complete" in row["message"] for row in rows)
