@@ -22,7 +22,9 @@ UNSUITABLE = re.compile(
     re.IGNORECASE,
 )
 # An answer about the assistant, or an apology, is no answer about the topic.
-OFF_TOPIC = re.compile(r"\b(sorry|as an ai|language model|smollm\w*|assist you|hugging face|unable to)\b", re.IGNORECASE)
+OFF_TOPIC = re.compile(
+    r"\b(sorry|as an ai|language model|smollm\w*|assist you|hugging face|unable to)\b", re.IGNORECASE
+)
 TRACES = re.compile(r"[@<>|\\{}\[\]#*_~^]|https?:|www\.|\d{4,}")
 
 FEATURES = (
@@ -98,7 +100,9 @@ def opening(answer: str) -> str:
     return " ".join(answer.lower().split()[:2])
 
 
-def select_balanced(candidates: list[Pair], count: int, per_prompt: int, per_opening: int, rng: random.Random) -> list[Pair]:
+def select_balanced(
+    candidates: list[Pair], count: int, per_prompt: int, per_opening: int, rng: random.Random
+) -> list[Pair]:
     """Draw `count` pairs, each with its mirror, using every answer once and every prompt at most `per_prompt` times.
 
     At most `per_opening` chosen and `per_opening` rejected answers begin with the same two words, so that no opening
@@ -150,25 +154,47 @@ def select_balanced(candidates: list[Pair], count: int, per_prompt: int, per_ope
     return selected
 
 
+def fit_probe(rows: np.ndarray) -> np.ndarray:
+    """Weights of a logistic regression for "the first answer is the chosen one", without intercept.
+
+    Without intercept the order of the sides teaches nothing: swapping them flips the features and the label alike.
+    """
+
+    def loss(weight: np.ndarray) -> float:
+        return float(np.logaddexp(0.0, -rows @ weight).mean() + 0.001 * weight @ weight)
+
+    return minimize(loss, np.zeros(rows.shape[1])).x
+
+
+def share_right(margins: np.ndarray) -> float:
+    """Share of positive margins; a tie counts half."""
+    return float(((margins > 0) + 0.5 * (margins == 0)).mean())
+
+
+def scaled_differences(pairs: list[Pair]) -> np.ndarray:
+    """Differences in units of their standard deviation; a constant feature stays zero."""
+    rows = differences(pairs)
+    return rows / np.maximum(rows.std(axis=0), 1e-9)
+
+
+def fitted_accuracy(pairs: list[Pair]) -> float:
+    """Accuracy of the probe on the very pairs it was fitted to: an upper bound for what the features can tell."""
+    rows = scaled_differences(pairs)
+    return share_right(rows @ fit_probe(rows))
+
+
 def probe_accuracy(pairs: list[Pair], folds: int, rng: random.Random) -> float:
     """Cross-validated accuracy of a logistic regression that sees trivial features only. Chance is 0.5.
 
-    Pairs of one prompt stay in one fold. Each pair is shown chosen-first, which a model without intercept cannot
-    exploit: swapping the sides flips the sign of the features and of the label alike.
+    Pairs of one prompt stay in one fold. On mirrored pairs it comes out a little below 0.5: what is left over in four
+    folds is the opposite of what is left over in the fifth.
     """
-    x = differences(pairs)
-    x = x / np.maximum(x.std(axis=0), 1e-9)
+    rows = scaled_differences(pairs)
     prompt_ids = sorted({pair.prompt_id for pair in pairs})
     rng.shuffle(prompt_ids)
     fold_of_prompt = {prompt_id: number % folds for number, prompt_id in enumerate(prompt_ids)}
     fold = np.array([fold_of_prompt[pair.prompt_id] for pair in pairs])
-    hits = 0.0
+    margins = np.zeros(len(pairs))
     for held_out in range(folds):
-        train = x[fold != held_out]
-
-        def loss(weight: np.ndarray, rows: np.ndarray = train) -> float:
-            return float(np.logaddexp(0.0, -rows @ weight).mean() + 0.01 * weight @ weight)
-
-        margin = x[fold == held_out] @ minimize(loss, np.zeros(x.shape[1])).x
-        hits += float((margin > 0).sum() + 0.5 * (margin == 0).sum())
-    return hits / len(pairs)
+        margins[fold == held_out] = rows[fold == held_out] @ fit_probe(rows[fold != held_out])
+    return share_right(margins)

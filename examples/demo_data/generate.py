@@ -6,7 +6,8 @@ The task: say one short sentence about an everyday thing, and say it cheerfully.
 sentiment, a word list with rules; the reward model sees pairs only, never the list. What the script does:
 
 1. puts every topic of `topics.py` into every template: training prompts and held-out prompts, no topic in both;
-2. samples answers to the training prompts from the SFT model with vLLM, and drops what did not finish;
+2. samples answers to the training prompts from the SFT model with vLLM, and keeps those that finished, are plain text
+   and name the topic;
 3. pairs a more cheerful with a less cheerful answer to the same prompt, balanced by `balance.py` so that length,
    punctuation and openings do not give the label away;
 4. writes `pairs.jsonl`, `train_prompts.jsonl` and `eval_prompts.jsonl`, and prints the probe's accuracy.
@@ -26,7 +27,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from balance import Pair, differences, is_usable, opening, probe_accuracy, select_balanced
+from balance import Pair, differences, fitted_accuracy, is_usable, opening, probe_accuracy, select_balanced
 from topics import EVAL_TOPICS, TRAIN_TOPICS
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
@@ -35,13 +36,16 @@ TEMPLATES = (
     "What do you think of {}? Reply with one short sentence.",
     "Share a thought about {} in a few words.",
 )
-SMALL_WORDS = frozenset("a an and at by for from in is my near of on out over that the to under up who with without".split())
+SMALL_WORDS = frozenset(
+    """a an and at by first for from in is last my near of old on out over that the through to under up who with
+    without""".split()
+)
 
-ANSWERS_PER_PROMPT = 12
+ANSWERS_PER_PROMPT = 14
 MAX_NEW_TOKENS = 64
 # Below 1: the model's weights come from a 4-bit file, and samples at 1.0 are wild.
-TEMPERATURE = 0.8
-MIN_SCORE_GAP = 0.4
+TEMPERATURE = 0.75
+MIN_SCORE_GAP = 0.5
 NUM_PAIRS = 400
 MAX_PAIRS_PER_PROMPT = 3
 MAX_SAME_OPENING = 12
@@ -54,11 +58,21 @@ def build_prompts(split: str, topics: tuple[str, ...]) -> list[dict[str, str]]:
     return [{"prompt_id": f"{split}-{number:04d}", "prompt": text} for number, text in enumerate(texts)]
 
 
+def content_words(text: str) -> set[str]:
+    """The words of a topic that carry meaning."""
+    return set(re.findall(r"[a-z']+", text.lower())) - SMALL_WORDS
+
+
+def names_topic(answer: str, topic: str) -> bool:
+    """Whether the answer has a word that begins like one of the topic's words ("swim", "swimming")."""
+    starts = tuple(word[:5] for word in content_words(topic))
+    return any(word.startswith(starts) for word in re.findall(r"[a-z']+", answer.lower()))
+
+
 def check_disjoint() -> None:
     """No word that carries meaning may stand in a training topic and in a held-out topic."""
     train, held_out = (
-        {word for topic in topics for word in re.findall(r"[a-z']+", topic.lower())} - SMALL_WORDS
-        for topics in (TRAIN_TOPICS, EVAL_TOPICS)
+        set().union(*(content_words(topic) for topic in topics)) for topics in (TRAIN_TOPICS, EVAL_TOPICS)
     )
     if shared := sorted(train & held_out):
         raise SystemExit(f"topics share words between training and held-out: {', '.join(shared)}")
@@ -94,15 +108,18 @@ def sample_answers(model: Path, prompts: list[dict[str, str]], seed: int) -> lis
             )
             for row, number in requests
         ],
+        use_tqdm=False,
     )
     answers: dict[str, list[str]] = {row["prompt_id"]: [] for row in prompts}
+    topic_of = dict(zip(answers, (topic for topic in TRAIN_TOPICS for _ in TEMPLATES), strict=True))
     truncated = 0
     for (row, _), output in zip(requests, outputs, strict=True):
         completion = output.outputs[0]
         truncated += completion.finish_reason == "length"
-        text = completion.text.strip()
-        if completion.finish_reason == "stop" and is_usable(text) and text not in answers[row["prompt_id"]]:
-            answers[row["prompt_id"]].append(text)
+        text, earlier = completion.text.strip(), answers[row["prompt_id"]]
+        finished = completion.finish_reason == "stop"
+        if finished and is_usable(text) and names_topic(text, topic_of[row["prompt_id"]]) and text not in earlier:
+            earlier.append(text)
     print(f"sampled {len(requests)} answers, {truncated / len(requests):.1%} cut at {MAX_NEW_TOKENS} tokens")
     return list(answers.values())
 
@@ -127,21 +144,24 @@ def write_rows(path: Path, rows: list[dict]) -> None:
 
 
 def report(pairs: list[Pair], candidates: list[Pair], seed: int) -> float:
-    """Print counts and how much trivial features tell about the label; return the probe's accuracy."""
+    """Print counts and how much trivial features tell about the label; return the probe's higher accuracy."""
     accuracy = probe_accuracy(pairs, 5, random.Random(seed))
     delta = differences(pairs)
     longer = float(((delta[:, 0] > 0) + 0.5 * (delta[:, 0] == 0)).mean())
     openings = {opening(pair.chosen) for pair in pairs} | {opening(pair.rejected) for pair in pairs}
     surplus = max(
-        abs(sum(opening(pair.chosen) == start for pair in pairs) - sum(opening(pair.rejected) == start for pair in pairs))
+        abs(sum((opening(pair.chosen) == start) - (opening(pair.rejected) == start) for pair in pairs))
         for start in openings
     )
     gap = sum(pair.chosen_score - pair.rejected_score for pair in pairs) / len(pairs)
     print(f"pairs: {len(pairs)} on {len({pair.prompt_id for pair in pairs})} prompts, mean gold gap {gap:.2f}")
     print(f"chosen longer: {longer:.3f}; largest surplus of one two-word opening: {surplus} answers")
-    print(f"shortcut probe before balancing: {probe_accuracy(candidates, 5, random.Random(seed)):.3f}")
-    print(f"shortcut probe: {accuracy:.3f} (5-fold, chance 0.5, limit {MAX_PROBE_ACCURACY})")
-    return accuracy
+    print(
+        f"shortcut probe on all {len(candidates)} candidates: {probe_accuracy(candidates, 5, random.Random(seed)):.3f}"
+    )
+    fitted = fitted_accuracy(pairs)
+    print(f"shortcut probe: {accuracy:.3f} in 5-fold cross-validation, {fitted:.3f} on what it was fitted to")
+    return max(accuracy, fitted)
 
 
 def main() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from training_core.seeding import derive_seed
 
@@ -55,7 +56,8 @@ def build_tiny_tokenizer(vocab_size: int = 512) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([CORPUS], trainer)
-    fast = PreTrainedTokenizerFast(
+    new_tokenizer: Any = PreTrainedTokenizerFast
+    fast: PreTrainedTokenizerFast = new_tokenizer(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=PAD,
@@ -107,14 +109,16 @@ def build_tiny_checkpoint(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    new_model: Any = LlamaForCausalLM
     # The caller's generator is left as it was: building a model must not shift anyone else's random numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "tiny_weights"))
-        model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
+        model: PreTrainedModel = new_model(config)
+    new_generation_config: Any = GenerationConfig
+    model.generation_config = new_generation_config(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     directory.mkdir(parents=True, exist_ok=True)
-    model.to(dtype).save_pretrained(directory)
+    torch.nn.Module.to(model, dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

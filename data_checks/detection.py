@@ -1,0 +1,96 @@
+"""Which format a file of preferences has, and the evidence for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from data_checks.config import FormatName
+from data_checks.formats import HH_MARKER, PAIR_COLUMNS
+from data_checks.rows import RawRow
+from training_core.errors import DataError
+
+SAMPLE_ROWS = 200
+CLEAR_SHARE = 0.9
+"""Share of sampled rows that must look alike; real files hold some defective rows."""
+MAX_COLUMNS = 50
+"""Most columns that the evidence names: the most frequent ones."""
+CHOICES = "format: pairs (prompt, chosen, rejected) or format: hh (whole Human/Assistant transcripts)"
+
+
+@dataclass(frozen=True)
+class FormatEvidence:
+    """What a file was read as, and why."""
+
+    path: str
+    format: str
+    decided_by: str
+    """`config` or `columns`."""
+    evidence: list[str]
+    columns: dict[str, int]
+    """Column name -> rows in which it is not null."""
+    unused_columns: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def identify(name: str, rows: list[RawRow], wanted: FormatName) -> FormatEvidence:
+    """Return the format of a file: the one asked for, or the one its columns show.
+
+    Raises:
+        DataError: no row is readable, no known format fits, or two do.
+    """
+    counted = Counter(key for row in rows if row.value for key in row.value)
+    columns = dict(sorted(counted.most_common(MAX_COLUMNS)))
+    if wanted != "auto":
+        chosen: str = wanted
+        evidence = ["named in the config"]
+    else:
+        chosen, evidence = detect(name, [row.value for row in rows if row.value is not None][:SAMPLE_ROWS])
+    unused = [column for column in columns if column not in PAIR_COLUMNS]
+    return FormatEvidence(name, chosen, "columns" if wanted == "auto" else "config", evidence, columns, unused)
+
+
+def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Return `pairs` or `hh` and the evidence, from rows that could be read.
+
+    Raises:
+        DataError: see `identify`.
+    """
+    if not sample:
+        raise DataError(f"{name}: no row could be read, so its format is unknown. Is it JSONL with one object a line?")
+    total = len(sample)
+    with_both = [value for value in sample if "chosen" in value and "rejected" in value]
+    num_prompt = sum("prompt" in value for value in with_both)
+    num_transcripts = sum(_is_transcript(value["chosen"]) or _is_transcript(value["rejected"]) for value in with_both)
+    num_messages = sum(isinstance(value["chosen"], list) and isinstance(value["rejected"], list) for value in with_both)
+    evidence = [
+        f"{len(with_both)} of {total} sampled rows have chosen and rejected",
+        f"{num_prompt} of them have a prompt",
+        f"in {num_transcripts} of them a side is a text that starts with a Human or Assistant marker",
+        f"in {num_messages} of them both sides are lists of messages",
+    ]
+    if len(with_both) < CLEAR_SHARE * total:
+        found = ", ".join(sorted({key for value in sample for key in value})) or "none"
+        raise DataError(
+            f"{name}: {evidence[0]}; columns found: {found}. Preference rows need chosen and rejected. "
+            f"Convert the file, or, if only some rows are bad, choose {CHOICES}"
+        )
+    enough = CLEAR_SHARE * len(with_both)
+    looks_hh, looks_pairs = num_transcripts >= enough, num_prompt >= enough or num_messages >= enough
+    if looks_hh and not num_prompt and not num_messages:
+        return "hh", evidence
+    if looks_pairs and not num_transcripts:
+        return "pairs", evidence
+    if num_transcripts:
+        raise DataError(f"{name}: the format is ambiguous: {'; '.join(evidence)}. Choose {CHOICES}")
+    raise DataError(
+        f"{name}: no prompt can be told: {'; '.join(evidence)}. Texts are never cut where their characters stop being "
+        f"equal: add a prompt column, or write messages with roles. If only some rows are bad, choose {CHOICES}"
+    )
+
+
+def _is_transcript(value: Any) -> bool:
+    return isinstance(value, str) and HH_MARKER.match(value) is not None

@@ -1,0 +1,114 @@
+"""What a check found: for people, for later stages, and as the message of a refusal. No row text anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from data_checks.config import CheckDataConfig
+from data_checks.metrics import (
+    chosen_longer_share,
+    dataset_metrics,
+    length_statistics,
+    row_metrics,
+    sources,
+    suite_parameters,
+)
+from data_checks.rows import ADVICE, Reason
+from data_checks.runner import CheckedData, TableCounts
+from data_checks.suites import Check, load_suite, overall_verdict, run_suite
+
+SUITES = ("dataset_metrics", "kept_pairs")
+WORST_REASONS = 3
+
+
+def run_checks(data: CheckedData, config: CheckDataConfig) -> tuple[list[Check], dict[str, Any]]:
+    """Run every suite; return the checks, worst first, and Great Expectations' results by suite."""
+    import pandas as pd
+
+    metrics = pd.DataFrame([dataset_metrics(data)])
+    tables = {"dataset_metrics": metrics, "kept_pairs": row_metrics(data).to_pandas()}
+    parameters = suite_parameters(data, config)
+    checks: list[Check] = []
+    results = {}
+    for name in SUITES:
+        found, results[name] = run_suite(load_suite(name), tables[name], parameters)
+        checks += found
+    order = {"error": 0, "fail": 1, "warn": 2, "pass": 3}
+    return sorted(checks, key=lambda check: order[check.verdict]), results
+
+
+def summarise(data: CheckedData, checks: list[Check]) -> dict[str, Any]:
+    """Return the stage's summary (docs/stages.md)."""
+    counts = data.counts["preferences"]
+    return {
+        "rows": counts.rows,
+        "kept": counts.kept,
+        "quarantined": counts.quarantined,
+        "num_train_pairs": len(data.train),
+        "num_validation_pairs": len(data.validation),
+        "num_rl_prompts": len(data.rl_prompts),
+        "num_eval_prompts": len(data.eval_prompts),
+        "chosen_longer_share": chosen_longer_share(data.pairs),
+        "fingerprint": data.fingerprint,
+        "verdict": overall_verdict(checks),
+        "checks": [check.brief() for check in checks],
+    }
+
+
+def build_report(data: CheckedData, checks: list[Check]) -> dict[str, Any]:
+    """Return report.json: the summary with evidence, advice and examples (file:row, never text)."""
+    return {
+        "schema_version": 1,
+        **summarise(data, checks),
+        "checks": [check.as_json() for check in checks],
+        "formats": [evidence.as_json() for evidence in data.formats],
+        "tables": {name: _table_report(counts) for name, counts in data.counts.items()},
+        "limits": asdict(data.limits),
+        "lengths": length_statistics(data.pairs),
+        "sources": sources(data.pairs),
+        "metrics": dataset_metrics(data),
+    }
+
+
+def _table_report(counts: TableCounts) -> dict[str, Any]:
+    defects = {name: {**asdict(found), "advice": ADVICE[Reason(name)]} for name, found in counts.defects.items()}
+    return {"rows": counts.rows, "kept": counts.kept, "quarantined": counts.quarantined, "defects": defects}
+
+
+def refusal(data: CheckedData, checks: list[Check], where: str) -> str | None:
+    """Return the message of a check that did not pass, or None when it passed or only warned.
+
+    Args:
+        data: what was checked.
+        checks: all checks.
+        where: the folder that holds the quarantine and the report.
+    """
+    errors = [check for check in checks if check.verdict == "error"]
+    failures = [check for check in checks if check.verdict == "fail"]
+    if not errors and not failures:
+        return None
+    lines = ["the data is not fit for training:"]
+    lines += [f"- {check.name} could not be evaluated: {check.error}" for check in errors]
+    lines += [f"- {check.name} is {_number(check)}: {check.advice}" for check in failures]
+    for name, counts in data.counts.items():
+        lines += worst_reasons(name, counts)
+    lines.append(f"Every such row is in {where}/quarantine.parquet, all numbers are in {where}/report/report.json")
+    return "\n".join(lines)
+
+
+def worst_reasons(name: str, counts: TableCounts) -> list[str]:
+    """Return a line for each of the three most frequent reasons, with example rows."""
+    worst = sorted(counts.quarantined.items(), key=lambda item: -item[1])[:WORST_REASONS]
+    lines = []
+    for reason, number in worst:
+        examples = ", ".join(counts.defects[reason].examples)
+        share = f"{number / counts.rows:.1%}"
+        head = f"- {name}: {number} of {counts.rows} rows ({share}) {reason}, for example {examples}"
+        lines.append(f"{head}: {ADVICE[Reason(reason)]}")
+    return lines
+
+
+def _number(check: Check) -> str:
+    value = f"{check.value:.4g}" if isinstance(check.value, float) else str(check.value)
+    return f"{value} {check.unit} (allowed: {check.threshold})"

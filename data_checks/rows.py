@@ -1,0 +1,157 @@
+"""Plain values that pass between the parts of a check: rows, what was found in them, and why one is not used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Turn(NamedTuple):
+    """One chat turn; the content is exactly what the file holds."""
+
+    role: str
+    content: str
+
+
+Turns = tuple[Turn, ...]
+
+
+class Reason(StrEnum):
+    """Why a row is not used. A row with several is counted under the first in this order."""
+
+    MALFORMED_JSON = "malformed_json"
+    INVALID_UNICODE = "invalid_unicode"
+    NUL_CHARACTER = "nul_character"
+    WRONG_TYPE = "wrong_type"
+    LAST_TURN_NOT_ASSISTANT = "last_turn_not_assistant"
+    LAST_TURN_NOT_USER = "last_turn_not_user"
+    PROMPT_MISMATCH = "prompt_mismatch"
+    EMPTY_PROMPT = "empty_prompt"
+    EMPTY_RESPONSE = "empty_response"
+    ROLE_ORDER = "role_order"
+    IDENTICAL_RESPONSES = "identical_responses"
+    SPECIAL_TOKENS = "special_tokens_in_content"
+    TEMPLATE_FAILED = "template_failed"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    RESPONSE_TOO_LONG = "response_too_long"
+    TOO_LONG = "too_long"
+    PROMPT_IN_EVALUATION = "prompt_in_evaluation"
+    CONFLICTING_PAIR = "conflicting_pair"
+    DUPLICATE_PAIR = "duplicate_pair"
+    DUPLICATE_PROMPT = "duplicate_prompt"
+
+
+REASON_ORDER = {reason: position for position, reason in enumerate(Reason)}
+
+ADVICE: dict[Reason, str] = {
+    Reason.MALFORMED_JSON: "the line is no JSON object: repair or remove it",
+    Reason.INVALID_UNICODE: "write the file as UTF-8, without lone surrogates",
+    Reason.NUL_CHARACTER: "remove NUL characters: they end strings in other programs",
+    Reason.WRONG_TYPE: "a column is missing or has another type than the format says",
+    Reason.LAST_TURN_NOT_ASSISTANT: "end both sides with the assistant's answer that is compared",
+    Reason.LAST_TURN_NOT_USER: "end a prompt with the user's (or a tool's) turn",
+    Reason.PROMPT_MISMATCH: "give both sides the same conversation up to the compared answers",
+    Reason.EMPTY_PROMPT: "a prompt needs text in each of its user and assistant turns",
+    Reason.EMPTY_RESPONSE: "an answer is blank after trimming: remove the pair",
+    Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn",
+    Reason.IDENTICAL_RESPONSES: "equal answers hold no preference: remove the pair",
+    Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or name it in allowed_special_tokens",
+    Reason.TEMPLATE_FAILED: "the tokenizer's chat template does not render these turns",
+    Reason.PROMPT_TOO_LONG: "shorten the prompt, or raise max_prompt_tokens",
+    Reason.RESPONSE_TOO_LONG: "shorten the answer, or raise max_response_tokens",
+    Reason.TOO_LONG: "shorten the row, or raise max_total_tokens up to the model's limit",
+    Reason.PROMPT_IN_EVALUATION: "evaluation prompts are held out: remove them from one of the two files",
+    Reason.CONFLICTING_PAIR: "two answers are preferred both ways: settle the label, or set conflicts: keep_all",
+    Reason.DUPLICATE_PAIR: "the pair was seen before: remove it, or set duplicates: keep_all",
+    Reason.DUPLICATE_PROMPT: "the prompt or its prompt_id was seen before in this file: remove it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A defect of a row. `detail` never quotes the row's text: it may end up in logs."""
+
+    reason: Reason
+    detail: str
+    side: str | None = None
+    """`chosen` or `rejected` where the defect is in one transcript."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as read: either a mapping without its null columns, or the finding that says why there is none."""
+
+    file: str
+    number: int
+    """Line of a JSONL file or row of a Parquet file, from 1."""
+    raw: str
+    """The row as text, kept for the quarantine."""
+    value: dict[str, Any] | None
+    finding: Finding | None = None
+
+
+@dataclass(slots=True)
+class PairRow:
+    """A preference row cut into prompt and answers, defects included."""
+
+    origin: RawRow
+    source: str
+    chosen_prompt: Turns
+    chosen: Turns
+    rejected_prompt: Turns
+    rejected: Turns
+    margin: float | None = None
+    chosen_score: float | None = None
+    rejected_score: float | None = None
+    findings: list[Finding] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    chosen_tokens: int | None = None
+    """Tokens of the chosen answer, its end-of-turn token included."""
+    rejected_tokens: int | None = None
+
+    @property
+    def prompt(self) -> Turns:
+        return self.chosen_prompt
+
+
+@dataclass(slots=True)
+class PromptItem:
+    """A prompt for RL or evaluation, defects included."""
+
+    origin: RawRow | None
+    """None for a prompt taken from a pair."""
+    prompt: Turns
+    prompt_id: str
+    extra: str = "{}"
+    """The row's other columns as JSON text."""
+    findings: list[Finding] = field(default_factory=list)
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A row that is not used, with the reason under which it is counted."""
+
+    reason: Reason
+    detail: str
+    file: str
+    number: int
+    raw: str
+
+
+def primary(findings: list[Finding]) -> Finding:
+    """Return the finding under which a row is counted: the first in the order of `Reason`."""
+    return min(findings, key=lambda finding: REASON_ORDER[finding.reason])
+
+
+def quarantine(origin: RawRow, findings: list[Finding]) -> Quarantined:
+    """Return the quarantine record of a row; its detail names every finding, the counted one first."""
+    first = primary(findings)
+    ordered = [first, *(finding for finding in findings if finding is not first)]
+    texts = [f"{f.side}: {f.detail}" if f.side else f.detail for f in ordered]
+    also = [f"{f.reason} ({text})" for f, text in zip(ordered[1:], texts[1:], strict=True)]
+    detail = texts[0] + (f"; also {', '.join(also)}" if also else "")
+    return Quarantined(first.reason, detail, origin.file, origin.number, origin.raw)

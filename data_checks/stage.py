@@ -1,0 +1,101 @@
+"""The `check_data` stage: files in, canonical tables, a quarantine and a report out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from data_checks.config import CheckDataConfig
+from data_checks.metrics import dataset_metrics, length_statistics
+from data_checks.report import build_report, refusal, run_checks, summarise
+from data_checks.runner import CheckedData, InputFiles, check_dataset
+from data_checks.tables import pair_table, prompt_table, quarantine_table, write_table
+from data_checks.tokens import load_tokenizer
+from training_core.errors import ConfigurationError, DataError
+from training_core.protocol.atomic import write_json
+from training_core.protocol.context import StageContext
+from training_core.protocol.digests import verify_digest
+from training_core.records import StageOutcome
+
+logger = logging.getLogger("tidegate.check_data")
+
+
+def run(context: StageContext) -> StageOutcome:
+    """Check the data that the spec names (docs/stages.md lists inputs and outputs).
+
+    The quarantine and the report are written before a refusal, so that they can be looked at.
+
+    Raises:
+        DataError: a file cannot be read, has no rows or no clear format, or a critical check does not pass.
+        DigestMismatchError: a file is not the one that the config's `sha256` names.
+        ArtifactError: the tokenizer does not load, or an input is missing.
+    """
+    config = CheckDataConfig.model_validate(context.spec.config)
+    files = input_files(context, config)
+    tokenizer = load_tokenizer(context.input_path("tokenizer"))
+    data = check_dataset(files, config, tokenizer, seed=context.spec.seed, progress=context.progress)
+    outputs = write_tables(context, data)
+
+    checks, results = run_checks(data, config)
+    report = context.new_output("report")
+    report.mkdir()
+    write_json(report / "report.json", build_report(data, checks))
+    write_json(report / "great_expectations.json", results)
+    outputs["report"] = "outputs/report"
+    write_metrics(context, data)
+    for check in checks:
+        if check.verdict != "pass":
+            logger.warning(
+                "%s: %s is %s %s, allowed %s", check.verdict, check.name, check.value, check.unit, check.threshold
+            )
+    if message := refusal(data, checks, str(context.directory.outputs_path)):
+        raise DataError(message)
+    return StageOutcome(outputs=outputs, summary=summarise(data, checks))
+
+
+def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
+    """Return where the spec's inputs lie, after comparing them with the digests in the config.
+
+    Raises:
+        ConfigurationError: config and inputs do not name the same prompt files.
+        DigestMismatchError: a file is not the one that the config names.
+    """
+    preferences = [context.input_path(f"preferences_{index}") for index in range(len(config.preferences))]
+    for path, file in zip(preferences, config.preferences, strict=True):
+        if file.sha256 is not None:
+            verify_digest(path, file.sha256, f"preference file {file.path} (its sha256 is in the config)")
+    prompts: dict[str, Path | None] = {}
+    for name in ("rl_prompts", "eval_prompts"):
+        wanted = getattr(config, name) is not None
+        if wanted != context.has_input(name):
+            raise ConfigurationError(
+                f"{name} is {'set' if wanted else 'null'} in the config, but the spec has "
+                f"{'no' if wanted else 'an'} input of that name. Plan again"
+            )
+        prompts[name] = context.input_path(name) if wanted else None
+    return InputFiles(preferences, prompts["rl_prompts"], prompts["eval_prompts"])
+
+
+def write_tables(context: StageContext, data: CheckedData) -> dict[str, str]:
+    """Write the Parquet outputs; return their names and paths."""
+    tables = {
+        "train_pairs": pair_table(data.train),
+        "validation_pairs": pair_table(data.validation),
+        "rl_prompts": prompt_table(data.rl_prompts),
+        "eval_prompts": prompt_table(data.eval_prompts),
+        "quarantine": quarantine_table(data.quarantined),
+    }
+    outputs = {}
+    for name, table in tables.items():
+        write_table(table, context.new_output(f"{name}.parquet"))
+        outputs[f"{name}.parquet"] = f"outputs/{name}.parquet"
+    return outputs
+
+
+def write_metrics(context: StageContext, data: CheckedData) -> None:
+    """Write the numbers of the data set as the stage's only step."""
+    values = {f"data/{name}": value for name, value in dataset_metrics(data).items() if value is not None}
+    for column, statistics in length_statistics(data.pairs).items():
+        values |= {f"length/{column}_{name}": value for name, value in statistics.items()}
+    context.metrics.truncate_after(0)
+    context.metrics.write(1, values)

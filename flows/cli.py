@@ -1,0 +1,120 @@
+"""`tidegate`: parses, calls, prints. Each command imports what it needs when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.errors import exit_code_of
+
+app = typer.Typer(
+    name="tidegate",
+    help="From an SFT checkpoint and preference data to a registered model, only when it is measurably better.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Configs = Annotated[
+    list[Path],
+    typer.Argument(metavar="CONFIG...", help="YAML files, merged left to right: what a later one says counts."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="Set one field, after the files. May be given several times."),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Folder for everything that runs write. Default: TIDEGATE_ROOT, the config, .tidegate"),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, the start of one, or `latest`.")]
+
+
+@app.command()
+def run(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> None:
+    """Run the pipeline. The same command again continues: what is complete is not done twice."""
+    from flows.commands.run import run_pipeline
+
+    raise typer.Exit(run_pipeline(configs, settings or [], root, as_json=as_json))
+
+
+@app.command()
+def plan(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> None:
+    """Say what a run would do: which stages are cached, continue, run or wait, and why."""
+    from flows.commands.plan import print_plan
+
+    print_plan(configs, settings or [], root, as_json=as_json)
+
+
+@app.command()
+def show(run_name: RunName = "latest", root: Root = None, as_json: AsJson = False) -> None:
+    """Show one run: its stages, the gate's verdict, the registered model."""
+    from flows.commands.show import print_run
+
+    print_run(run_name, root, as_json=as_json)
+
+
+@app.command("list")
+def list_runs(root: Root = None, as_json: AsJson = False) -> None:
+    """List the runs under the root, the one that changed last first."""
+    from flows.commands.show import print_runs
+
+    print_runs(root, as_json=as_json)
+
+
+@app.command()
+def report(
+    run_name: RunName = "latest",
+    root: Root = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html beside run.json.")] = None,
+) -> None:
+    """Write a run's report: one HTML file that needs no network."""
+    from flows.commands.show import write_run_report
+
+    write_run_report(run_name, root, output)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the config, for editors."""
+    import json
+
+    from flows.config import pipeline_schema
+
+    print(json.dumps(pipeline_schema(), indent=2))
+
+
+@app.command()
+def ui(
+    root: Root = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow; another one is taken if it is in use.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect; another one is taken if it is in use.")] = 4200,
+) -> None:
+    """Serve MLflow and Prefect on this machine over the root, until Ctrl-C."""
+    from flows.commands.ui import serve
+
+    serve(root, mlflow_port, prefect_port)
+
+
+@app.command()
+def doctor(root: Root = None, as_json: AsJson = False) -> None:
+    """Look at versions, devices, disk and servers, and say what is wrong."""
+    from flows.commands.doctor import examine
+
+    raise typer.Exit(examine(root, as_json=as_json))
+
+
+def main() -> None:
+    """Entry point of the `tidegate` script."""
+    sys.exit(exit_code_of(app, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

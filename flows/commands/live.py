@@ -1,0 +1,131 @@
+"""What a person sees while a run goes on: a live block on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flows.commands.words import duration
+from tasks.progress import Progress, RunObserver
+
+LINE_EVERY_SECONDS = 10.0
+REFRESHES_PER_SECOND = 4
+SHOWN = (
+    ("reward", re.compile(r"^reward/(total_)?mean$|^reward/.*mean$")),
+    ("KL", re.compile(r"^kl/|/kl")),
+    ("loss", re.compile(r"loss")),
+    ("accuracy", re.compile(r"accuracy")),
+    ("tok/s", re.compile(r"tokens_per_second")),
+)
+"""Label -> which metric it shows; the first match counts."""
+
+
+def shown_values(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (label, text) of the few metrics that are worth a glance."""
+    found = []
+    for label, pattern in SHOWN:
+        names = [name for name in values if pattern.search(name) and isinstance(values[name], int | float)]
+        if names:
+            found.append((label, f"{values[names[0]]:.4g}"))
+    return found
+
+
+class LineObserver(RunObserver):
+    """One line an event; progress now and then."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self._last: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def run_started(self, run_id: str, stages: list[str]) -> None:
+        self.say(f"run {run_id}: {', '.join(stages)}")
+
+    def stage_started(self, stage: str, state: str, why: str) -> None:
+        self.say(f"{stage}: {state} ({why})")
+
+    def stage_progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last.get(progress.stage, float("-inf")) < LINE_EVERY_SECONDS:
+            return
+        self._last[progress.stage] = now
+        parts = [f"{progress.stage}: {progress.phase or 'step'} {progress.step}/{progress.total}"]
+        parts += [f"{label} {text}" for label, text in shown_values(progress.values)]
+        if progress.seconds_left is not None:
+            parts.append(f"{duration(progress.seconds_left)} left")
+        self.say(", ".join(parts))
+
+    def stage_finished(self, stage: str, state: str, seconds: float) -> None:
+        self.say(f"{stage}: {state}" + ("" if state == "Cached" else f" after {duration(seconds)}"))
+
+    def stage_stopping(self, stage: str, grace_seconds: float) -> None:
+        self.say(f"{stage}: asked to save and stop, at most {duration(grace_seconds)} (Ctrl-C again: at once)")
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+
+class TerminalObserver(LineObserver):
+    """Finished stages as lines above one live block for the stage that runs."""
+
+    def __init__(self, console: Console, live: Live) -> None:
+        super().__init__(sys.stderr)
+        self.console = console
+        self.live = live
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def stage_started(self, stage: str, state: str, why: str) -> None:
+        super().stage_started(stage, state, why)
+        self.live.update(Text(f"{stage}: starting"))
+
+    def stage_progress(self, progress: Progress) -> None:
+        self.live.update(_block(progress))
+
+    def stage_finished(self, stage: str, state: str, seconds: float) -> None:
+        self.live.update(Text(""))
+        super().stage_finished(stage, state, seconds)
+
+    def stage_stopping(self, stage: str, grace_seconds: float) -> None:
+        self.live.update(Text(""))
+        super().stage_stopping(stage, grace_seconds)
+
+
+def _block(progress: Progress) -> Group:
+    total = max(progress.total, 1)
+    head = Table.grid(padding=(0, 1))
+    head.add_row(
+        Text(progress.stage, style="bold"),
+        ProgressBar(total=total, completed=min(progress.step, total), width=30),
+        f"{progress.phase or 'step'} {progress.step}/{progress.total}",
+        "" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left",
+    )
+    values = "   ".join(f"{label} {text}" for label, text in shown_values(progress.values))
+    return Group(head, Text(f"  {values}", style="dim"))
+
+
+@contextlib.contextmanager
+def make_observer(quiet_stdout: bool) -> Iterator[RunObserver]:
+    """Yield an observer for where output goes: with `quiet_stdout` everything goes to standard error."""
+    stream = sys.stderr if quiet_stdout else sys.stdout
+    console = Console(file=stream)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield LineObserver(stream)
+        return
+    with Live(
+        Text(""), console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=True, redirect_stderr=False
+    ) as live:
+        yield TerminalObserver(console, live)

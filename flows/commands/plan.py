@@ -1,0 +1,66 @@
+"""`tidegate plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.commands.output import print_json, protected_stdout
+from flows.config import load_pipeline
+from tasks.pipeline import adopt_champion, ask_for_champion
+from tasks.planning import ChainState
+from tasks.plans import StagePlan, make_plan
+from tasks.runs import load_run
+from training_core.records import Artifact
+
+
+def print_plan(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> None:
+    """Print what a run would do. Nothing is written, and no process is started."""
+    with protected_stdout(as_json) as stdout:
+        state = ChainState.begin(load_pipeline(configs, settings, root))
+        plans = plan_of(state)
+        if as_json:
+            print_json({"run_id": state.run_id, "stages": [_row(plan) for plan in plans]}, stdout)
+            return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title in ("stage", "plan", "why"):
+        table.add_column(title, no_wrap=title != "why", overflow="fold")
+    for plan in plans:
+        table.add_row(plan.name, plan.state.value, plan.why)
+    console.print(f"run {state.run_id} under {state.root}")
+    console.print(table)
+
+
+def plan_of(state: ChainState) -> list[StagePlan]:
+    """Return the plan of a run; asks the registry for the champion when a policy is there to be compared with it.
+
+    Raises:
+        ServerUnreachableError: the registry does not answer.
+    """
+    record = load_run(state.root, state.run_id)
+    if record is not None and record.state.is_complete:
+        adopt_champion(state, record)
+    before = make_plan(state)
+    if "grpo" not in state.finished or state.champion_known:
+        return before
+    champion = ask_for_champion(state)
+    if champion is None:
+        return before
+    state.champion = Artifact(path=champion.path, sha256=champion.sha256)
+    for name in ("evaluate", "gate", "register"):
+        state.finished.pop(name, None)
+    return make_plan(state)
+
+
+def _row(plan: StagePlan) -> dict[str, str | None]:
+    return {
+        "name": plan.name,
+        "state": plan.state.value,
+        "why": plan.why,
+        "spec_hash": plan.spec.spec_hash if plan.spec else None,
+        "directory": str(plan.directory) if plan.directory else None,
+    }

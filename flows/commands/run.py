@@ -1,0 +1,124 @@
+"""`tidegate run`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flows.commands.errors import TerminatedError, report_error
+from flows.commands.live import make_observer
+from flows.commands.output import print_json, protected_stdout
+from flows.commands.summary import print_summary
+from flows.commands.views import empty_view, run_view
+from flows.config import load_pipeline
+from tasks.config import PipelineConfig
+from tasks.planning import ChainState
+from tasks.prefect_home import prefect_server, use_home
+from tasks.progress import RunObserver, observed_by
+from tasks.runs import RunRecord, RunState, load_run, run_directory
+from training_core.errors import (
+    EXIT_DATA,
+    EXIT_GATE_NOT_PASSED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TEMPORARY,
+    as_tidegate_error,
+)
+from training_core.records import Verdict
+
+
+def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> int:
+    """Run a pipeline, print how it goes and what came out; return the exit code."""
+    with protected_stdout(as_json) as stdout, _sigterm_raises():
+        view, code = _run(configs, settings, root, as_json)
+        if as_json:
+            print_json(view, stdout)
+    return code
+
+
+def _run(
+    configs: Sequence[Path], settings: Sequence[str], root: Path | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Return the object that `--json` prints, and the exit code."""
+    try:
+        config = load_pipeline(configs, settings, root)
+        state = ChainState.begin(config)
+    except Exception as error:
+        if not as_json:
+            raise
+        return _failed(empty_view(), error)
+    with make_observer(as_json) as watcher:
+        failure = _attempt(config, state.root, watcher)
+    record = load_run(state.root, state.run_id)
+    view = empty_view() if record is None else run_view(record, state.root)
+    if isinstance(failure, KeyboardInterrupt) or (record and record.state is RunState.INTERRUPTED):
+        print("interrupted; the same command again continues", file=sys.stderr)
+        return view, EXIT_INTERRUPTED
+    if failure is not None:
+        return _failed(view, failure)
+    assert record is not None
+    _write_report(view, state.root, state.run_id)
+    print_summary(record, view, state.root, sys.stderr if as_json else sys.stdout)
+    return view, outcome_code(record)
+
+
+def _attempt(config: PipelineConfig, root: Path, watcher: RunObserver) -> BaseException | None:
+    """Run the flow in this process; return what stopped it, or None when it ended by itself."""
+    use_home(root)
+    try:
+        with prefect_server(root) as server, observed_by(watcher):
+            from flows.post_training import post_training  # Imports Prefect, while its server starts.
+
+            if server is not None:
+                server.wait_until_ready()
+            post_training(config)
+    except (Exception, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+def _failed(view: dict[str, Any], failure: BaseException) -> tuple[dict[str, Any], int]:
+    assert isinstance(failure, Exception)
+    known = as_tidegate_error(failure)
+    code = report_error(failure)
+    message = str(known or failure)
+    error = {"type": type(known or failure).__name__, "message": message, "exit_code": code}
+    return {**view, "error": error}, code
+
+
+def outcome_code(record: RunRecord) -> int:
+    """Return the exit code of a run that ended by itself."""
+    if record.state is RunState.COMPLETED:
+        return EXIT_OK
+    if record.state is RunState.PREEMPTED:
+        return EXIT_TEMPORARY
+    return EXIT_DATA if (record.gate or {}).get("verdict") == Verdict.ERROR else EXIT_GATE_NOT_PASSED
+
+
+def _write_report(view: dict[str, Any], root: Path, run_id: str) -> None:
+    from tasks.report import write_report
+
+    try:
+        write_report(view, run_directory(root, run_id) / "report.html", root=root)
+    except Exception as error:
+        # A picture that cannot be drawn must not turn a finished run into a failed one.
+        print(f"the report could not be written: {error!r}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Outside of the flow (inside, Prefect has its own handler) SIGTERM unwinds, so that servers are ended."""
+
+    def handler(signal_number: int, frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,84 @@
+"""What a run says at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.commands.words import duration, number, size
+from tasks.runs import RunRecord, run_directory
+
+
+def print_summary(record: RunRecord, view: Mapping[str, Any], root: Path, stream: IO[str]) -> None:
+    """Print verdict, primary metric, guards, model version, report, time and memory of each stage."""
+    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    console.print(stage_table(view))
+    console.print(f"run {record.run_id}: {view['state']}")
+    for line in gate_lines(record.gate):
+        console.print(line)
+    console.print(model_line(view.get("model")))
+    report = run_directory(root, record.run_id) / "report.html"
+    if report.exists():
+        console.print(f"report: {report}")
+
+
+def stage_table(view: Mapping[str, Any]) -> Table:
+    """Return a table of the stages; times and memory of a cached stage are those of the run that did it."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("stage", "state", "time", "peak memory", "directory"):
+        table.add_column(title, justify="right" if title in ("time", "peak memory") else "left", no_wrap=True)
+    for stage in view["stages"]:
+        directory = Path(stage["directory"]) if stage["directory"] else None
+        where = "-" if directory is None else "/".join(directory.parts[-3:])
+        table.add_row(
+            stage["name"], stage["state"], duration(stage["seconds"]), size(stage.get("peak_rss_bytes")), where
+        )
+    return table
+
+
+def gate_lines(gate: Mapping[str, Any] | None) -> list[str]:
+    """Return the verdict, its reasons, and one line a rule."""
+    if not gate:
+        return ["gate: no verdict"]
+    lines = [f"gate: {str(gate.get('verdict')).upper()}"]
+    lines += [f"  because {reason}" for reason in gate.get("reasons") or []]
+    if primary := gate.get("primary"):
+        lines.append(f"  primary {rule_text(primary)}")
+    if champion := gate.get("champion"):
+        lines.append(f"  against the champion: {rule_text(champion)}")
+    lines += [f"  guard {rule_text(guard)}" for guard in gate.get("guards") or []]
+    return lines
+
+
+def rule_text(rule: Mapping[str, Any]) -> str:
+    """Return `metric before -> after, gain with its interval, verdict`; a rule that did not hold says why."""
+    parts = [f"{rule.get('metric')} {number(rule.get('baseline_mean'))} -> {number(rule.get('candidate_mean'))}"]
+    if (value := rule.get("value")) is not None:
+        share = rule.get("scale") == "relative"
+        bounds = [amount(bound, share) for bound in rule.get("interval") or []]
+        interval = f" [{', '.join(bounds)}]" if bounds else ""
+        wanted = amount(rule.get("threshold"), share)
+        parts.append(f"{str(rule.get('kind')).replace('_', ' ')} {amount(value, share)}{interval}, limit {wanted}")
+    verdict = str(rule.get("verdict", "-"))
+    parts.append(verdict if verdict == "pass" else f"{verdict} ({rule.get('detail')})")
+    return ", ".join(parts)
+
+
+def amount(value: Any, share: bool) -> str:
+    """Return a number, as a percentage for a share."""
+    return f"{value:+.1%}" if share and isinstance(value, int | float) else number(value)
+
+
+def model_line(model: Mapping[str, Any] | None) -> str:
+    """Return which version was registered."""
+    if not model:
+        return "model: none registered"
+    aliases = ", ".join(model.get("aliases") or []) or "no alias"
+    return (
+        f"model: {model['name']} version {model['version']} ({aliases}), weights {str(model['weights_sha256'])[:16]}…"
+    )

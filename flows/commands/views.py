@@ -1,0 +1,51 @@
+"""A run as one object for machines: what `run --json` and `show --json` print and the report is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.runs import RunRecord, RunState, run_directory
+from training_core.protocol.lock import is_locked
+
+
+def run_view(record: RunRecord, root: Path) -> dict[str, Any]:
+    """Return `{run_id, state, stages: [...], gate, model}` of a run."""
+    return {
+        "run_id": record.run_id,
+        "state": live_state(record, root).value,
+        "stages": [
+            {
+                "name": name,
+                "state": entry.state.value,
+                "spec_hash": entry.spec_hash,
+                "seconds": entry.seconds,
+                "directory": None if entry.directory is None else str(root / entry.directory),
+                "peak_rss_bytes": entry.peak_rss_bytes,
+                "why": entry.why,
+                "error": entry.error,
+            }
+            for name, entry in record.stages.items()
+        ],
+        "gate": record.gate,
+        "model": _model_view(record.model),
+    }
+
+
+def empty_view() -> dict[str, Any]:
+    """Return the object of a run that never came to be."""
+    return {"run_id": None, "state": RunState.FAILED.value, "stages": [], "gate": None, "model": None}
+
+
+def live_state(record: RunRecord, root: Path) -> RunState:
+    """Return a run's state; one that says Running while no process holds it was killed."""
+    if record.state is RunState.RUNNING and not is_locked(run_directory(root, record.run_id)):
+        return RunState.INTERRUPTED
+    return record.state
+
+
+def _model_view(registration: dict[str, Any] | None) -> dict[str, Any] | None:
+    if registration is None:
+        return None
+    keys = {"name": "model_name", "version": "version", "weights_sha256": "weights_sha256", "aliases": "aliases"}
+    return {key: registration.get(source) for key, source in keys.items()}

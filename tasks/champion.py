@@ -1,0 +1,128 @@
+"""What the planner asks the registry: who is champion, and is a registered version still there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.mlflow_store import StoreLocation, connect, locate_store, mlflow_errors
+from tasks.promotion import (
+    CHAMPION,
+    GATE_TAG,
+    PROMOTED_FROM_TAG,
+    WEIGHTS_TAG,
+    download_model,
+    find_alias,
+    model_folder,
+    version_source,
+    version_weights,
+)
+from training_core.errors import NotPromotableError
+from training_core.protocol.digests import weights_digest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+logger = logging.getLogger(__name__)
+
+
+def current_champion(
+    config: Any, root: Path, download_to: Path, candidate_sha256: str | None = None
+) -> dict[str, Any] | None:
+    """Return the champion that a candidate has to beat: `{version, weights_sha256, gate_sha256, path}`, or None.
+
+    Args:
+        config: a pipeline config: `registry.model_name` and `tracking` are read.
+        root: the pipeline's root.
+        download_to: folder for the champion's files, one folder for each digest; a whole earlier download is used.
+        candidate_sha256: weights of the candidate when they are known. A champion with these very weights is this
+            run's own earlier success: the one that it was judged against is returned in its place, so that the same
+            command again finds the same inputs.
+
+    Raises:
+        ServerUnreachableError: the registry does not answer.
+        NotPromotableError: the champion's files do not have the digest that was registered.
+    """
+    location = locate_store(config.tracking, Path(root))
+    client = connect(location)
+    name = config.registry.model_name
+    scratch = Path(download_to)
+    with mlflow_errors(location, f"read the champion of {name!r}"):
+        version = find_alias(client, name, CHAMPION)
+        seen: set[str] = set()
+        while version is not None and candidate_sha256 is not None and version.version not in seen:
+            if version.tags.get(WEIGHTS_TAG) != candidate_sha256:
+                break
+            seen.add(version.version)
+            before = version.tags.get(PROMOTED_FROM_TAG)
+            version = client.get_model_version(name, before) if before else None
+        if version is None:
+            return None
+        digest = version_weights(client, location, version, scratch)
+    folder = scratch / digest[:16]
+    if not _holds(folder, digest):
+        _download(client, location, version, folder, digest)
+    return {
+        "version": str(version.version),
+        "weights_sha256": digest,
+        "gate_sha256": version.tags.get(GATE_TAG),
+        "path": str(model_folder(folder)),
+    }
+
+
+def verify_registration(config: Any, root: Path, registration: dict[str, Any]) -> bool:
+    """Return whether the registry still has the version that `registration` (registration.json) names.
+
+    False means: run the stage `register` again. Aliases are not looked at: a champion may have been replaced since.
+
+    Raises:
+        ServerUnreachableError: the registry does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    location = locate_store(config.tracking, Path(root))
+    client = connect(location)
+    with mlflow_errors(location, "look at a registered version"):
+        try:
+            version = client.get_model_version(registration["model_name"], str(registration["version"]))
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+    return (
+        version.status == "READY"
+        and version.tags.get(WEIGHTS_TAG) == registration["weights_sha256"]
+        and version.tags.get(GATE_TAG) == registration.get("gate_sha256")
+    )
+
+
+def _holds(folder: Path, digest: str) -> bool:
+    if not folder.is_dir():
+        return False
+    with contextlib.suppress(Exception):  # Whatever is wrong with an earlier download, a new one mends it.
+        return weights_digest(model_folder(folder)) == digest
+    return False
+
+
+def _download(client: MlflowClient, location: StoreLocation, version: ModelVersion, folder: Path, digest: str) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".champion-", dir=folder.parent))
+    try:
+        stored = download_model(client, location, version_source(client, version), temporary)
+        found = weights_digest(model_folder(stored))
+        if found != digest:
+            raise NotPromotableError(
+                f"the champion, version {version.version} of {version.name!r}, was registered with weights "
+                f"{digest[:16]}…, but the store hands out "
+                f"{found[:16]}…. Point the alias {CHAMPION!r} at a version that is whole, then run again"
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(stored, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

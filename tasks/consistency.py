@@ -1,0 +1,85 @@
+"""Rules that span stages: what each stage's own config cannot see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training_core.registry import nearest_name
+
+if TYPE_CHECKING:
+    from tasks.config import PipelineConfig
+
+
+def find_conflicts(config: PipelineConfig) -> list[str]:
+    """Return one message for each pair of sections that do not fit, each saying what to write instead."""
+    return [*_reward_model_conflicts(config), *_length_conflicts(config), *_gate_conflicts(config), *_other(config)]
+
+
+def _reward_model_conflicts(config: PipelineConfig) -> list[str]:
+    if config.reward_model is not None:
+        return []
+    found = []
+    users = [f"rewards.{i}" for i, reward in enumerate(config.rewards) if reward.kind == "reward_model"]
+    if users:
+        found.append(
+            f"{' and '.join(users)} is of kind reward_model, but there is no `reward_model` section. Write one (its "
+            "`optimizer.learning_rate` is required), or take a rule as reward"
+        )
+    if config.evaluation.reward_model:
+        found.append(
+            "evaluation.reward_model is true, but there is no `reward_model` section. Write evaluation.reward_model: "
+            "false, or add the section"
+        )
+    return found
+
+
+def _length_conflicts(config: PipelineConfig) -> list[str]:
+    found = []
+    limit = config.rollout.max_new_tokens
+    for i, reward in enumerate(config.rewards):
+        if reward.kind == "soft_overlong" and reward.buffer_tokens > limit:
+            found.append(
+                f"rewards.{i}.buffer_tokens is {reward.buffer_tokens}, longer than a whole answer: write at most "
+                f"rollout.max_new_tokens = {limit}"
+            )
+        if reward.kind == "length" and reward.min_tokens > limit:
+            found.append(
+                f"rewards.{i}.min_tokens is {reward.min_tokens}, but answers end at rollout.max_new_tokens = {limit}: "
+                "no answer could have the full reward"
+            )
+    data = config.data
+    if data.max_prompt_tokens >= data.max_total_tokens:
+        found.append(
+            f"data.max_prompt_tokens is {data.max_prompt_tokens}, which leaves no room for an answer within "
+            f"data.max_total_tokens = {data.max_total_tokens}: raise the latter"
+        )
+    return found
+
+
+def _gate_conflicts(config: PipelineConfig) -> list[str]:
+    names = config.evaluation.metric_names()
+    wanted = {"gate.primary.metric": config.gate.primary.metric}
+    wanted.update({f"gate.guards.{i}.metric": guard.metric for i, guard in enumerate(config.gate.guards)})
+    found = []
+    for field, name in wanted.items():
+        if name not in names:
+            near = nearest_name(name, names)
+            found.append(
+                f"{field} is {name!r}, which the evaluation does not measure. Measured are: {', '.join(names)}."
+                f"{f' Did you mean {near!r}?' if near else ''} Add it to evaluation.metrics, or name one of these"
+            )
+    num_prompts = config.evaluation.num_prompts
+    if num_prompts is not None and num_prompts < config.gate.min_prompts:
+        found.append(
+            f"evaluation.num_prompts is {num_prompts}, less than gate.min_prompts = {config.gate.min_prompts}: "
+            "evaluate more prompts, or lower the gate's minimum knowingly"
+        )
+    return found
+
+
+def _other(config: PipelineConfig) -> list[str]:
+    if getattr(config.checkpoint, "source", None) == "hub" and config.launch.offline:
+        return [
+            "checkpoint.source is hub, but launch.offline is true. Write launch.offline: false to allow the download"
+        ]
+    return []

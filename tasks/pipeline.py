@@ -1,0 +1,309 @@
+"""A run of the chain: its record, its lock, its tracker, and one stage after the other.
+
+`PipelineRun` is a context: leaving it writes how the run ended. Being stopped (Ctrl-C, SIGTERM, a pre-empted stage) is
+an outcome, not a failure: the context swallows it and `final_state` names it. Errors go on to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tasks.config import PipelineConfig
+from tasks.dispatch import run_stage
+from tasks.planning import BY_NAME, ChainState, FinishedStage, StageDefinition, chain_of, is_rejected
+from tasks.plans import PlanState, StagePlan, assess, load_finished, require_finished
+from tasks.policies import should_retry
+from tasks.progress import observer
+from tasks.runs import ChampionEntry, RunRecord, RunState, StageEntry, StageState, load_run, run_directory
+from tasks.stopping import is_cancelled_by_server, is_sigterm
+from training_core.errors import PreemptedError, StageLockedError, TidegateError
+from training_core.protocol.digests import path_digest
+from training_core.protocol.directory import StageDirectory
+from training_core.protocol.lock import directory_lock
+from training_core.records import Artifact, StageResult
+
+if TYPE_CHECKING:
+    from tasks.tracking import PipelineTracker
+
+logger = logging.getLogger("tidegate.pipeline")
+
+
+class PipelineRun(AbstractContextManager["PipelineRun"]):
+    """One attempt at a run; the same config and files are the same run, so an attempt continues the one before.
+
+    Args:
+        config: the whole pipeline's.
+        whole: False when single stages are run on their own: the run is then never marked complete.
+
+    Raises:
+        ConfigurationError: a file from outside is missing.
+        StageLockedError: on entering: a live process works on this run.
+    """
+
+    def __init__(self, config: PipelineConfig, *, whole: bool = True) -> None:
+        self.config = config
+        self.whole = whole
+        self.state = ChainState.begin(config)
+        self.run_id = self.state.run_id
+        self.root = self.state.root
+        self.stopped: BaseException | None = None
+        self._attempts: dict[str, int] = {}
+        self._retry: dict[str, bool] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> PipelineRun:
+        directory = run_directory(self.root, self.run_id)
+        try:
+            self._stack.enter_context(directory_lock(directory))
+        except StageLockedError as error:
+            raise StageLockedError(f"run {self.run_id} is already going on: {error}") from None
+        self.record = self._begin_record()
+        self.record.save(self.root)
+        self.tracker = self._begin_tracker()
+        observer().run_started(self.run_id, [stage.name for stage in chain_of(self.config)])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        with self._stack:
+            self.record.state = self._state_after(error)
+            self.record.mlflow = self.tracker.mlflow_ids()
+            self.record.save(self.root)
+            self.tracker.close(self.record.state.value)
+            self.record.mlflow = self.tracker.mlflow_ids()
+            self.record.save(self.root)
+        if isinstance(error, PreemptedError | KeyboardInterrupt) or (
+            is_sigterm(error) and not is_cancelled_by_server()
+        ):
+            self.stopped = error
+            return True
+        return False
+
+    def run_stage(self, name: str) -> StageEntry:
+        """Run one stage, or find it cached, and note everything about it. Called again for another attempt.
+
+        Raises:
+            TidegateError: of the type that the stage reported.
+        """
+        stage, entry = BY_NAME[name], self.record.stages[name]
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        self._retry[name] = False
+        if name == "register" and is_rejected(self.state):
+            entry.state, entry.why = StageState.SKIPPED, "the gate did not say pass"
+            self.record.save(self.root)
+            return entry
+        try:
+            if not self.whole:
+                require_finished(stage, self.state)
+            if name == "evaluate":
+                self.resolve_champion()
+            plan = self._assess(stage)
+            self._run_planned(stage, plan, entry)
+        except BaseException as error:
+            self._retry[name] = should_retry(error, self._attempts[name], self.config.launch.retries)
+            entry.state, entry.error = _stage_state_after(error), f"{type(error).__name__}: {error}"
+            self.record.save(self.root)
+            raise
+        self._note_outcome(name)
+        self.record.save(self.root)
+        return entry
+
+    def wants_retry(self, name: str) -> bool:
+        """Return whether the last attempt at a stage ended in a way that is tried again at once."""
+        return self._retry.get(name, False)
+
+    def resolve_champion(self) -> None:
+        """Ask the registry whom the candidate has to beat: once a run; a complete run keeps the one it was told.
+
+        Raises:
+            ServerUnreachableError: the registry does not answer.
+        """
+        if self.state.champion_known:
+            return
+        self.record.champion = ask_for_champion(self.state)
+        self.record.champion_known = True
+        self.record.save(self.root)
+        adopt_champion(self.state, self.record)
+
+    def _begin_record(self) -> RunRecord:
+        config = self.config.model_dump(mode="json")
+        record = load_run(self.root, self.run_id)
+        if record is None:
+            record = RunRecord(run_id=self.run_id, config=config, inputs=self.state.external)
+        if record.state.is_complete:
+            adopt_champion(self.state, record)
+        else:
+            record.champion, record.champion_known = None, False
+        record.config, record.inputs = config, self.state.external
+        record.stages = {stage.name: StageEntry() for stage in chain_of(self.config)}
+        record.attempts += 1
+        record.state, record.gate, record.model = RunState.RUNNING, None, None
+        return record
+
+    def _begin_tracker(self) -> PipelineTracker:
+        from tasks.tracking import PipelineTracker
+
+        tracking = self.config.tracking
+        return PipelineTracker(
+            self.run_id,
+            self.config,
+            self.root,
+            poll_seconds=tracking.poll_seconds,
+            close_seconds=tracking.flush_seconds,
+        )
+
+    def _assess(self, stage: StageDefinition) -> StagePlan:
+        plan = assess(stage, self.state)
+        if plan.state is PlanState.CACHED and stage.name == "register" and not self._still_registered():
+            # Someone deleted the version: what is cached is a claim about a registry that no longer holds.
+            finished = self.state.finished.pop("register")
+            finished.directory.result_path.unlink()
+            plan = StagePlan(stage.name, PlanState.RUNS, "the registry lost the version", plan.spec, plan.directory)
+        return plan
+
+    def _still_registered(self) -> bool:
+        from tasks.registration import verify_registration
+
+        return bool(verify_registration(self.config, self.root, self.state.finished["register"].result.summary))
+
+    def _run_planned(self, stage: StageDefinition, plan: StagePlan, entry: StageEntry) -> None:
+        assert plan.spec is not None
+        assert plan.directory is not None
+        directory = StageDirectory(plan.directory)
+        cached = plan.state is PlanState.CACHED
+        entry.spec_hash, entry.directory = plan.spec.spec_hash, str(plan.directory.relative_to(self.root))
+        entry.why, entry.error = plan.why, None
+        self.tracker.stage_started(stage.name, plan.directory, cached=cached)
+        if cached:
+            result = self.state.finished[stage.name].result
+        else:
+            entry.state = StageState.RUNNING
+            self.record.save(self.root)
+            observer().stage_started(stage.name, plan.state.value, plan.why)
+            result = self._run_tracked(stage, plan, directory)
+            self.state.finished[stage.name] = FinishedStage(directory, result)
+        self.tracker.stage_finished(stage.name, result)
+        entry.state = StageState.CACHED if cached else StageState.COMPLETED
+        entry.seconds, entry.peak_rss_bytes, entry.attempts = result.seconds, result.peak_rss_bytes, result.attempts
+        observer().stage_finished(stage.name, entry.state.value, result.seconds)
+
+    def _run_tracked(self, stage: StageDefinition, plan: StagePlan, directory: StageDirectory) -> StageResult:
+        assert plan.spec is not None
+        key = f"{self.run_id}:{stage.name}:{plan.spec.spec_hash}:{self.record.attempts}.{self._attempts[stage.name]}"
+        try:
+            return run_stage(stage, plan.spec, directory, self.config, self.run_id, key, self.tracker.poll)
+        except BaseException as error:
+            self.tracker.stage_finished(stage.name, error)
+            raise
+
+    def _note_outcome(self, name: str) -> None:
+        if name == "gate":
+            self.record.gate = self.state.finished[name].result.summary
+        if name == "register":
+            self.record.model = self.state.finished[name].result.summary
+
+    def _state_after(self, error: BaseException | None) -> RunState:
+        if error is not None:
+            return RunState(_stage_state_after(error).value)
+        if not self.whole:
+            return RunState.INCOMPLETE
+        return RunState.REJECTED if is_rejected(self.state) else RunState.COMPLETED
+
+    def final_state(self) -> Any:
+        """Return the Prefect state of a run that ended without an error: its name tells how."""
+        from prefect.states import Cancelled, Completed, Failed
+
+        if self.stopped is None:
+            return Completed(name=self.record.state.value, message=self.summary(), data=self.run_id)
+        if isinstance(self.stopped, KeyboardInterrupt):
+            return Cancelled(name=RunState.INTERRUPTED.value, message=f"{self.run_id}: stopped by Ctrl-C")
+        message = "stopped by SIGTERM; what had a checkpoint is saved. The same command again continues"
+        error = self.stopped if isinstance(self.stopped, PreemptedError) else PreemptedError(message)
+        return Failed(name=RunState.PREEMPTED.value, message=f"{self.run_id}: {error}", data=error)
+
+    def summary(self) -> str:
+        """Return one line about the outcome."""
+        verdict = (self.record.gate or {}).get("verdict", "none")
+        model = self.record.model
+        registered = f", registered as {model['model_name']} version {model['version']}" if model else ""
+        return f"{self.run_id}: gate {verdict}{registered}"
+
+
+def adopt_champion(state: ChainState, record: RunRecord) -> None:
+    """Take over the champion that a run's record holds."""
+    state.champion_known = record.champion_known
+    if record.champion is not None:
+        state.champion = Artifact(path=record.champion.path, sha256=record.champion.sha256)
+
+
+def run_stage_alone(name: str, config: PipelineConfig, run_id: str) -> FinishedStage:
+    """Run one stage on behalf of a main flow elsewhere, which keeps the run's record and sends its metrics.
+
+    Raises:
+        TidegateError: of the type that the stage reported.
+    """
+    record = load_run(Path(config.root), run_id)
+    if record is None:
+        raise TidegateError(
+            f"no run {run_id} under {config.root}. With orchestration.mode deployments all workers must share `root`"
+        )
+    state = ChainState(config, Path(config.root), dict(record.inputs))
+    adopt_champion(state, record)
+    stage = BY_NAME[name]
+    require_finished(stage, state)
+    plan = assess(stage, state)
+    if plan.state is PlanState.CACHED:
+        return state.finished[name]
+    assert plan.spec is not None
+    assert plan.directory is not None
+    directory = StageDirectory(plan.directory)
+    local = config.model_copy(update={"orchestration": config.orchestration.model_copy(update={"mode": "local"})})
+    observer().stage_started(name, plan.state.value, plan.why)
+    result = run_stage(stage, plan.spec, directory, local, run_id, "", lambda: None)
+    observer().stage_finished(name, StageState.COMPLETED.value, result.seconds)
+    return FinishedStage(directory, result)
+
+
+def stage_directory(root: Path, entry: StageEntry) -> StageDirectory | None:
+    """Return the directory of a stage of a run, or None when it has none yet."""
+    return None if entry.directory is None else StageDirectory(root / entry.directory)
+
+
+def finished_stage(root: Path, entry: StageEntry) -> FinishedStage | None:
+    """Return the verified result of a stage of a run, or None when it is not complete."""
+    directory = stage_directory(root, entry)
+    return None if directory is None else load_finished(directory)
+
+
+def ask_for_champion(state: ChainState) -> ChampionEntry | None:
+    """Return the champion that the policy of a finished `grpo` stage has to beat, downloaded below the root, or None.
+
+    Raises:
+        ServerUnreachableError: the registry does not answer.
+    """
+    from tasks.registration import current_champion
+
+    candidate = state.finished["grpo"].result.summary.get("weights_sha256")
+    found = current_champion(state.config, state.root, state.root / "champions", candidate_sha256=candidate)
+    if found is None:
+        return None
+    path = Path(found["path"]).absolute()
+    return ChampionEntry(
+        version=str(found["version"]),
+        weights_sha256=found["weights_sha256"],
+        path=str(path),
+        sha256=path_digest(path),
+    )
+
+
+def _stage_state_after(error: BaseException) -> StageState:
+    if isinstance(error, KeyboardInterrupt):
+        return StageState.INTERRUPTED
+    if is_sigterm(error):
+        return StageState.CANCELLED if is_cancelled_by_server() else StageState.PREEMPTED
+    return StageState.PREEMPTED if isinstance(error, PreemptedError) else StageState.FAILED

@@ -1,0 +1,170 @@
+"""What someone watching a run sees: a stage's progress.json, its newest metrics, and who is told about them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training_core.protocol.directory import StageDirectory
+
+logger = logging.getLogger("tidegate.progress")
+
+LOG_EVERY_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is."""
+
+    stage: str
+    step: int
+    total: int
+    phase: str
+    seconds: float
+    """Since this attempt of the stage started."""
+    first_step: int
+    """The step at which this attempt started; more than 0 when it continues from a checkpoint."""
+    values: dict[str, Any]
+    """Newest metrics and timings, and the values of progress.json."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the steps of this attempt, or None before the first one is done."""
+        done = self.step - self.first_step
+        if done <= 0 or self.total <= 0:
+            return None
+        return self.seconds / done * (self.total - self.step)
+
+
+class LineTail:
+    """Whole new lines of a JSON lines file since the last look; starts over when the file was rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._inode: int | None = None
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as stream:
+                status = self.path.stat()
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._offset, self._inode = 0, status.st_ino
+                stream.seek(self._offset)
+                data = stream.read()
+        except OSError:
+            return []
+        whole, newline, _ = data.rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+class StageWatch:
+    """Follows one stage directory while its process runs."""
+
+    def __init__(self, stage: str, directory: StageDirectory) -> None:
+        self.stage = stage
+        self.directory = directory
+        self.values: dict[str, Any] = {}
+        self._started = time.time()
+        self._first_step: int | None = None
+        self._tails = [LineTail(directory.metrics_path), LineTail(directory.timings_path)]
+
+    def look(self) -> Progress | None:
+        """Return the newest progress of this attempt, or None before the stage said anything."""
+        for tail in self._tails:
+            for row in tail.new_rows():
+                self.values.update({name: value for name, value in row.items() if name != "step"})
+        try:
+            content = json.loads(self.directory.progress_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if content["time"] < self._started:  # Left by an earlier attempt.
+            return None
+        if self._first_step is None:
+            self._first_step = content["step"]
+        return Progress(
+            stage=self.stage,
+            step=content["step"],
+            total=content["total"],
+            phase=content["phase"],
+            seconds=time.time() - self._started,
+            first_step=min(self._first_step, content["step"]),
+            values={**self.values, **content["values"]},
+        )
+
+
+class RunObserver:
+    """Told what happens in a run. The base class tells nobody; subclasses override what they show."""
+
+    def run_started(self, run_id: str, stages: list[str]) -> None:
+        """A run starts or continues."""
+
+    def stage_started(self, stage: str, state: str, why: str) -> None:
+        """A stage's process is about to start."""
+
+    def stage_progress(self, progress: Progress) -> None:
+        """Called several times a second while a stage runs."""
+
+    def stage_finished(self, stage: str, state: str, seconds: float) -> None:
+        """A stage is complete; `state` is Completed or Cached."""
+
+    def stage_stopping(self, stage: str, grace_seconds: float) -> None:
+        """The stage was asked to save and stop."""
+
+    def note(self, text: str) -> None:
+        """Something a person should read."""
+
+
+@dataclass
+class LogObserver(RunObserver):
+    """One log line an event, and one now and then for progress: for workers, where nobody has a terminal."""
+
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def run_started(self, run_id: str, stages: list[str]) -> None:
+        logger.info("run %s: %s", run_id, " -> ".join(stages))
+
+    def stage_started(self, stage: str, state: str, why: str) -> None:
+        logger.info("stage %s %s: %s", stage, state, why)
+
+    def stage_progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last.get(progress.stage, float("-inf")) < LOG_EVERY_SECONDS:
+            return
+        self._last[progress.stage] = now
+        logger.info("stage %s: %s %d of %d", progress.stage, progress.phase or "step", progress.step, progress.total)
+
+    def stage_finished(self, stage: str, state: str, seconds: float) -> None:
+        logger.info("stage %s %s after %.1f s", stage, state, seconds)
+
+    def stage_stopping(self, stage: str, grace_seconds: float) -> None:
+        logger.warning("stage %s is asked to save and stop; it has %.0f s", stage, grace_seconds)
+
+    def note(self, text: str) -> None:
+        logger.warning("%s", text)
+
+
+_current: RunObserver = LogObserver()
+
+
+def observer() -> RunObserver:
+    """Return who is watching in this process."""
+    return _current
+
+
+@contextlib.contextmanager
+def observed_by(watcher: RunObserver) -> Iterator[None]:
+    """Send everything to `watcher` for a while. One run a process: not for threads."""
+    global _current
+    before, _current = _current, watcher
+    try:
+        yield
+    finally:
+        _current = before

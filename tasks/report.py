@@ -1,0 +1,283 @@
+"""One HTML file about a run: verdict, curves, the gate's intervals, answers before and after, data, lineage.
+
+Everything comes from the stages' files (docs/stages.md), so a report can be made of a run that failed or is still
+going, on another machine, years later. The file needs no network and no JavaScript. What models and data files say is
+escaped: it is text, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from jinja2 import Environment, StrictUndefined, select_autoescape
+
+from tasks.report_svg import Series, line_chart, rule_track, show_number
+from training_core.metrics import read_metrics
+from training_core.protocol.atomic import read_json, write_text
+
+TEMPLATE = Path(__file__).with_name("report_template.html")
+MAX_ANSWER_CHARACTERS = 1500
+MAX_SAMPLES = 12
+MAX_QUARANTINE_ROWS = 30
+MAX_ROWS_A_REASON = 6
+
+NO_GATE: dict[str, Any] = {"verdict": None, "reasons": [], "primary": None, "guards": [], "preconditions": []}
+NO_MODEL: dict[str, Any] = {"name": None, "version": None, "aliases": [], "weights_sha256": None}
+
+CHARTS: tuple[tuple[str, str, str], ...] = (
+    # title, stage pattern, metric pattern; one chart for each that finds a metric
+    ("Reward", r"grpo|ppo|.*", r"^reward/(?!missing).*mean$|^reward/mean$|^reward$"),
+    ("KL to the reference", r".*", r"^kl/|kl_.*nats|/kl$"),
+    ("Answer length", r".*", r"(length|num_tokens|answer).*(mean|tokens)|^length/"),
+    ("Entropy", r".*", r"entropy"),
+    ("Truncated answers", r".*", r"truncat"),
+    ("Reward model: loss", r"reward_model", r"loss"),
+    ("Reward model: accuracy", r"reward_model", r"accuracy"),
+    ("Policy loss", r"grpo|ppo|dpo", r"loss"),
+)
+
+# Characters that XML and HTML cannot hold, lone surrogates among them. Tab and newline stay.
+FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# They change the order in which the page's own text is shown.
+BIDIRECTIONAL = re.compile("[\u202a-\u202e\u2066-\u2069]")
+
+
+def write_report(run: Mapping[str, Any], output: Path, *, root: Path | None = None) -> Path:
+    """Write the report of `run` and return its path.
+
+    Args:
+        run: `{run_id, name, state, stages: [{name, state, spec_hash, seconds, directory}], gate, model}`, as
+            `tidegate show RUN --json` prints it. Stages may be unfinished, `gate` and `model` empty or None.
+        output: the HTML file to write; its folder is made.
+        root: what relative stage directories are relative to. Default: the current folder.
+    """
+    stages = [_read_stage(stage, root or Path()) for stage in run.get("stages") or []]
+    by_name = {stage["name"]: stage for stage in stages}
+    gate = {**NO_GATE, **(_read_output(by_name.get("gate"), "gate.json") or run.get("gate") or {})}
+    evaluation = _read_output(by_name.get("evaluate"), "evaluation", "evaluation.json") or {}
+    page = {
+        "run": run,
+        "model": {**NO_MODEL, **(run.get("model") or {})},
+        "gate": gate,
+        "rules": _rules(gate),
+        "stages": stages,
+        "charts": [chart for stage in stages for chart in stage_charts(stage["name"], stage["metrics"])],
+        "more_charts": [chart for stage in stages for chart in _other_charts(stage["name"], stage["metrics"])],
+        "evaluation": evaluation,
+        "metric_names": _metric_names(evaluation),
+        "samples": _samples(by_name.get("evaluate"), gate),
+        "data": _data_section(by_name.get("check_data")),
+        "environment": _environment(stages),
+    }
+    write_text(output, render(page))
+    return output
+
+
+def render(page: Mapping[str, Any]) -> str:
+    """Fill the template; every value is escaped unless it is a picture made here."""
+    environment = Environment(
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean_text(value) if type(value) is str else value,
+    )
+    environment.filters.update(number=show_number, duration=show_duration, digest=lambda value: str(value)[:16])
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page)
+
+
+def clean_text(text: str) -> str:
+    """Return `text` with what a page cannot hold, or what would reorder it, replaced by visible marks.
+
+    >>> clean_text("a\\x00b")
+    'a\\ufffdb'
+    """
+    return BIDIRECTIONAL.sub("\ufffd", FORBIDDEN.sub("\ufffd", text))
+
+
+def show_duration(seconds: float | None) -> str:
+    """Return seconds as people say them.
+
+    >>> [show_duration(s) for s in (0.4, 75, 3700, None)]
+    ['0.4 s', '1 min 15 s', '1 h 1 min', '–']
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def stage_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the headline charts of a stage: `{title, stage, svg, names}`; each metric is shown once."""
+    found, used = [], set[str]()
+    for title, stage_pattern, metric_pattern in CHARTS:
+        if not re.fullmatch(stage_pattern, stage):
+            continue
+        names = [n for n in _names(metrics) if n not in used and re.search(metric_pattern, n)][:3]
+        if names:
+            used.update(names)
+            found.append(_chart(title, stage, names, metrics))
+    return found
+
+
+def _other_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    shown = {name for chart in stage_charts(stage, metrics) for name in chart["names"]}
+    return [_chart(name, stage, [name], metrics) for name in _names(metrics) if name not in shown]
+
+
+def _chart(title: str, stage: str, names: list[str], metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    series = [Series(name, [(row["step"], row[name]) for row in metrics if name in row]) for name in names]
+    last = {line.name: (line.points[0][1], line.points[-1][1]) for line in series}
+    svg = line_chart(series, f"{title} of stage {stage} over optimizer steps")
+    return {"title": title, "stage": stage, "names": names, "ends": last, "svg": svg}
+
+
+def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in metrics for name in row if name != "step"))
+
+
+def _read_stage(stage: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    directory = root / str(stage.get("directory") or "")
+    known = bool(stage.get("directory")) and directory.is_dir()
+    files = {name: _read_if_there(directory / f"{name}.json") if known else None for name in _STAGE_FILES}
+    return {
+        **{key: stage.get(key) for key in ("name", "state", "spec_hash", "seconds")},
+        "directory": str(stage.get("directory") or ""),
+        "path": directory if known else None,
+        "metrics": read_metrics(directory / "metrics.jsonl") if known else [],
+        **files,
+    }
+
+
+_STAGE_FILES = ("spec", "result", "error", "environment")
+
+
+def _read_if_there(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        # A stage that is still running may have no such file yet; the report says what there is.
+        return None
+
+
+def _output_path(stage: Mapping[str, Any] | None, name: str) -> Path | None:
+    if not stage or not stage["path"] or not stage["result"]:
+        return None
+    artifact = stage["result"]["outputs"].get(name)
+    path = stage["path"] / artifact["path"] if artifact else None
+    return path if path is not None and path.exists() else None
+
+
+def _read_output(stage: Mapping[str, Any] | None, name: str, inside: str = "") -> dict[str, Any] | None:
+    path = _output_path(stage, name)
+    found = _read_if_there(path / inside if inside else path) if path else None
+    return found if isinstance(found, dict) else None
+
+
+def _rules(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rules = [gate.get("primary"), gate.get("champion"), *(gate.get("guards") or [])]
+    return [{**rule, "svg": rule_track(rule)} for rule in rules if rule]
+
+
+def _metric_names(evaluation: Mapping[str, Any]) -> list[str]:
+    models = (evaluation.get("models") or {}).values()
+    return list(dict.fromkeys(name for model in models for name in model.get("means") or {}))
+
+
+def _samples(stage: Mapping[str, Any] | None, gate: Mapping[str, Any]) -> dict[str, Any]:
+    folder = _output_path(stage, "evaluation")
+    if folder is None or not (folder / "samples.parquet").is_file():
+        return {}
+    rows = pq.read_table(folder / "samples.parquet").to_pylist()
+    metric = ((gate.get("config") or {}).get("primary") or {}).get("metric")
+    prompts: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["sample_index"] == 0:
+            entry = prompts.setdefault(row["prompt_id"], {"prompt": _cut(row["prompt_text"]), "answers": {}})
+            entry["answers"][row["model"]] = {
+                "text": _cut(row["answer"]),
+                "score": row.get(metric) if metric else None,
+                "num_tokens": row["num_tokens"],
+                "truncated": row["stop_reason"] == "length",
+            }
+    models = [name for name in ("reference", "candidate", "champion") if any(r["model"] == name for r in rows)]
+    chosen = _choose(list(prompts.values()))
+    return {"models": models, "metric": metric, "rows": chosen, "num_prompts": len(prompts)}
+
+
+def _choose(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Pick the first prompts, the largest gains and the largest losses, so that neither is hidden."""
+
+    def gain(entry: Mapping[str, Any]) -> float:
+        ours, theirs = (entry["answers"].get(name, {}).get("score") for name in ("candidate", "reference"))
+        return 0.0 if ours is None or theirs is None else ours - theirs
+
+    third = MAX_SAMPLES // 3
+    order = sorted(entries, key=gain)
+    groups = [
+        ("first in the file", entries[:third]),
+        ("largest rise", [entry for entry in reversed(order[-third:]) if gain(entry) > 0]),
+        ("largest fall", [entry for entry in order[:third] if gain(entry) < 0]),
+    ]
+    chosen, seen = [], set[int]()
+    for why, group in groups:
+        for entry in group:
+            if id(entry) not in seen:
+                seen.add(id(entry))
+                chosen.append({**entry, "why": why})
+    return chosen
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_ANSWER_CHARACTERS:
+        return text
+    return f"{text[:MAX_ANSWER_CHARACTERS]} … ({len(text) - MAX_ANSWER_CHARACTERS:,} more characters)"
+
+
+def _data_section(stage: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not stage or not stage["result"]:
+        return {}
+    summary = stage["result"]["summary"]
+    reasons = summary.get("quarantined")
+    path = _output_path(stage, "quarantine.parquet")
+    rows: list[dict[str, Any]] = []
+    if path is not None:
+        counts: dict[str, int] = {}
+        for row in pq.read_table(path).to_pylist():
+            counts[row["reason_code"]] = counts.get(row["reason_code"], 0) + 1
+            if counts[row["reason_code"]] <= MAX_ROWS_A_REASON and len(rows) < MAX_QUARANTINE_ROWS:
+                rows.append({**row, "raw": str(row["raw"])[:300]})
+        reasons = reasons if isinstance(reasons, dict) else counts
+    numbers = {key: value for key, value in summary.items() if isinstance(value, int | float | str)}
+    checks = [check for check in summary.get("checks") or [] if isinstance(check, dict)]
+    return {
+        "numbers": numbers,
+        "reasons": reasons if isinstance(reasons, dict) else {},
+        "rows": rows,
+        "checks": checks,
+        "check_columns": list(dict.fromkeys(key for check in checks for key in check)),
+    }
+
+
+def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last attempt's environment of the last stage that recorded one, flat."""
+    for stage in reversed(stages):
+        recorded = stage["environment"]
+        latest = recorded[-1] if isinstance(recorded, list) and recorded else recorded
+        if isinstance(latest, dict):
+            latest = (latest.get("attempts") or [latest])[-1]
+            return {key: value for key, value in _flat(latest) if value not in (None, "", {})}
+    return {}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, entry in value.items():
+        pairs += _flat(entry, f"{prefix}{key}.") if isinstance(entry, dict) else [(f"{prefix}{key}", entry)]
+    return pairs

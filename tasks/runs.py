@@ -1,0 +1,164 @@
+"""`<root>/runs/<run id>/run.json`: which stage directories a run used, their states, the verdict, the champion."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from training_core.errors import ArtifactError, ConfigurationError
+from training_core.protocol.atomic import read_json, write_json
+from training_core.records import Artifact
+from training_core.registry import nearest_name
+
+RUN_FILE = "run.json"
+
+
+class RunState(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    REJECTED = "Rejected"
+    """Complete; the gate did not say pass."""
+    FAILED = "Failed"
+    PREEMPTED = "Pre-empted"
+    CANCELLED = "Cancelled"
+    INTERRUPTED = "Interrupted"
+    """By Ctrl-C."""
+    INCOMPLETE = "Incomplete"
+    """Stages were run on their own; some are still to do."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self in (RunState.COMPLETED, RunState.REJECTED)
+
+
+class StageState(StrEnum):
+    """How a stage stands within a run."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    CACHED = "Cached"
+    SKIPPED = "Skipped"
+    FAILED = "Failed"
+    PREEMPTED = "Pre-empted"
+    CANCELLED = "Cancelled"
+    INTERRUPTED = "Interrupted"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class StageEntry(_Stored):
+    """One stage of a run."""
+
+    state: StageState = StageState.PENDING
+    spec_hash: str | None = None
+    directory: str | None = None
+    """Relative to the root, so that a root can be moved."""
+    seconds: float | None = None
+    """Wall time of the stage's last attempt, as its result tells; for a cached stage that of the run that did it."""
+    peak_rss_bytes: int | None = None
+    attempts: int | None = None
+    why: str | None = None
+    """Why it ran or was cached."""
+    error: str | None = None
+    """Type and message of its last failure."""
+
+
+class ChampionEntry(_Stored):
+    """The registered model that the candidate is compared with."""
+
+    version: str
+    weights_sha256: str
+    path: str
+    sha256: str
+    """Digest of the downloaded folder."""
+
+
+class RunRecord(_Stored):
+    """run.json."""
+
+    schema_version: int = 1
+    run_id: str
+    state: RunState = RunState.RUNNING
+    config: dict[str, Any]
+    inputs: dict[str, Artifact]
+    """Files from outside with the digests that they had when the run was planned."""
+    stages: dict[str, StageEntry] = Field(default_factory=dict)
+    champion: ChampionEntry | None = None
+    champion_known: bool = False
+    """False until the registry was asked; then `champion` null means that there was none."""
+    gate: dict[str, Any] | None = None
+    """Summary of the gate: verdict, reasons, primary, guards."""
+    model: dict[str, Any] | None = None
+    """Summary of the registration: model_name, version, weights_sha256, aliases."""
+    mlflow: dict[str, Any] = Field(default_factory=dict)
+    prefect: dict[str, Any] = Field(default_factory=dict)
+    created: float = Field(default_factory=time.time)
+    updated: float = Field(default_factory=time.time)
+    attempts: int = 0
+    """How often `tidegate run` was called for it."""
+
+    def save(self, root: Path) -> None:
+        self.updated = time.time()
+        write_json(run_directory(root, self.run_id) / RUN_FILE, self.model_dump(mode="json"))
+
+
+def run_directory(root: Path, run_id: str) -> Path:
+    return root / "runs" / run_id
+
+
+def load_run(root: Path, run_id: str) -> RunRecord | None:
+    """Return the record of a run, or None when there is none.
+
+    Raises:
+        ArtifactError: run.json is damaged.
+    """
+    path = run_directory(root, run_id) / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        return RunRecord.model_validate(read_json(path))
+    except (OSError, ValueError, ValidationError) as error:
+        raise ArtifactError(
+            f"{path} is damaged: {error}. Delete it: the same `tidegate run` command writes it again and finds every "
+            "complete stage"
+        ) from None
+
+
+def find_run(root: Path, name: str) -> RunRecord:
+    """Return the run with this id, or whose id starts with `name`; `latest` is the one that changed last.
+
+    Raises:
+        ConfigurationError: there is no such run, or more than one.
+    """
+    known = list_run_ids(root)
+    if not known:
+        raise ConfigurationError(f"no runs under {root}. Start one with `tidegate run CONFIG`, or name another --root")
+    if name == "latest":
+        name = known[0]
+    matches = [run_id for run_id in known if run_id == name] or [run_id for run_id in known if run_id.startswith(name)]
+    if len(matches) > 1:
+        raise ConfigurationError(f"{name!r} could be any of {', '.join(matches)}. Write more of the id")
+    if not matches:
+        near = nearest_name(name, known)
+        raise ConfigurationError(
+            f"no run {name!r} under {root}. Known: {', '.join(known[:10])}.{f' Did you mean {near!r}?' if near else ''}"
+        )
+    record = load_run(root, matches[0])
+    if record is None:
+        raise ConfigurationError(f"run {matches[0]!r} under {root} vanished")
+    return record
+
+
+def list_run_ids(root: Path) -> list[str]:
+    """Return the ids of all runs, the one that changed last first."""
+    files = sorted((root / "runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent.name for path in files]

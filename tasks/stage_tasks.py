@@ -1,0 +1,83 @@
+"""What all stage tasks share: how a stage's outcome becomes the state of a task, and which failures are tried again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from tasks.artifacts import publish_gate_report, publish_stage_table
+from tasks.pipeline import PipelineRun, run_stage_alone
+from tasks.planning import BY_NAME
+from tasks.policies import RETRY_DELAY_SECONDS
+from tasks.runs import RunState, StageState
+from tasks.stopping import is_cancelled_by_server, is_sigterm
+from training_core.errors import PreemptedError, TidegateError
+
+# Stages are cached by content in the root, with their outputs verified; Prefect's cache knows nothing of files.
+STAGE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+
+
+def stage_task_body(run: PipelineRun, name: str) -> Any:
+    """Run a stage within a task; return a state whose name tells what happened, or the stage's entry."""
+    try:
+        entry = run.run_stage(name)
+    except PreemptedError as error:
+        return Failed(name=StageState.PREEMPTED.value, message=str(error), data=error)
+    publish_stage_table(
+        [{"stage": stage, **entry.model_dump(mode="json")} for stage, entry in run.record.stages.items()]
+    )
+    if name == "gate" and run.record.gate is not None:
+        publish_gate_report(run.record.gate)
+    if entry.state in (StageState.CACHED, StageState.SKIPPED):
+        return Completed(name=entry.state.value, message=entry.why)
+    return entry.model_dump(mode="json")
+
+
+def call(task: Task[..., Any], run: PipelineRun) -> None:
+    """Call a stage task with the retries that the policies allow.
+
+    Raises:
+        TidegateError: of the type that the stage reported, after the last attempt.
+    """
+    name = stage_name(task)
+    configured = task.with_options(
+        # One more than pre-emption needs: a policy with its own limit stops earlier by itself.
+        retries=max(run.config.launch.retries, 1),
+        retry_delay_seconds=RETRY_DELAY_SECONDS,
+        retry_condition_fn=lambda _task, _task_run, _state: run.wants_retry(name),
+    )
+    outcome = configured(run)
+    if isinstance(outcome, State) and outcome.is_failed():
+        raise outcome.data if isinstance(outcome.data, BaseException) else TidegateError(str(outcome.message))
+
+
+def stage_name(task: Task[..., Any]) -> str:
+    """Return the stage that a task runs: tasks are named like the stages' flows."""
+    return next(stage.name for stage in BY_NAME.values() if stage.flow_name == task.name)
+
+
+def run_stage_flow(task: Task[..., Any], config: Any, run_id: str | None) -> Any:
+    """Body of a stage's own flow: for the main flow of `run_id`, or on its own when that is None.
+
+    Raises:
+        TidegateError: of the type that the stage reported.
+    """
+    if run_id is None:
+        with PipelineRun(config, whole=False) as run:
+            call(task, run)
+        return run.final_state()
+    name = stage_name(task)
+    try:
+        finished = run_stage_alone(name, config, run_id)
+    except BaseException as error:
+        if isinstance(error, PreemptedError):
+            return Failed(name=RunState.PREEMPTED.value, message=str(error), data=error)
+        if is_sigterm(error) and not is_cancelled_by_server():
+            stopped = PreemptedError(f"stage {name} was stopped by SIGTERM; what had a checkpoint is saved")
+            return Failed(name=RunState.PREEMPTED.value, message=str(stopped), data=stopped)
+        raise
+    return Completed(message=f"{name} {finished.result.spec_hash}")

@@ -1,0 +1,247 @@
+"""Makes MLflow agree with a journal. Called again and again while the run goes on, and by a later run for the rest.
+
+Every step looks at what MLflow has first, so that any call may follow any crash.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.mlflow_runs import SPEC_TAG, STAGE_TAG, UID_TAG, close_run, find_or_create_run, find_run, pipeline_run
+from tasks.mlflow_store import StoreLocation, experiment_id, redact
+from tasks.tracking_journal import FINISHED, KILLED, Journal, StageNote
+from tasks.tracking_rows import MetricLog, flatten, mlflow_key, summary_numbers
+from training_core.protocol.atomic import read_json
+from training_core.protocol.digests import file_digest
+from training_core.protocol.directory import StageDirectory
+from training_core.records import StageResult, StageSpec
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MAX_PARAMS = 100
+MAX_PARAM_CHARACTERS = 500
+MAX_TAG_CHARACTERS = 5000
+MAX_ARTIFACT_BYTES = 50 << 20
+DIGEST_CHARACTERS = 36
+"""MLflow refuses a longer dataset digest; the whole one is a tag."""
+ARTIFACT_SUFFIXES = (".json", ".html", ".md")
+DATASET_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+DONE_TAG = "tidegate.done"
+"""Set last, to the digest of result.json: everything of this result is in MLflow."""
+
+
+class RunSync:
+    """One pipeline run and its stages, with what this process knows of their MLflow runs."""
+
+    def __init__(self, client: MlflowClient, location: StoreLocation) -> None:
+        self.client = client
+        self.location = location
+        self.pipeline_id: str | None = None
+        self.stages: dict[str, StageSync] = {}
+        self._experiment: str | None = None
+        self._last_status: str | None = None
+
+    def sync(self, journal: Journal) -> None:
+        """Send everything that is new. Raises what MLflow raises; nothing is lost then, and the next call goes on."""
+        if self._experiment is None:
+            self._experiment = experiment_id(self.client, self.location, journal.experiment)
+        if self.pipeline_id is None:
+            self.pipeline_id = pipeline_run(
+                self.client, self.location, self._experiment, journal.uid, journal.name, journal.started
+            )
+            add_missing_params(self.client, self.pipeline_id, journal.params)
+        for name, note in journal.stages.items():
+            key = f"{name}:{note.directory}"
+            if key not in self.stages:
+                self.stages[key] = self._open_stage(journal, name, note)
+            self.stages[key].sync(note)
+        self._describe(journal)
+
+    def stage_ids(self) -> dict[str, str]:
+        return {key.split(":", 1)[0]: stage.run_id for key, stage in self.stages.items()}
+
+    def _open_stage(self, journal: Journal, name: str, note: StageNote) -> StageSync:
+        assert self._experiment is not None
+        spec_hash = Path(note.directory).name
+        identity = {UID_TAG: journal.uid, STAGE_TAG: name, SPEC_TAG: spec_hash}
+        run_id = find_or_create_run(
+            self.client,
+            self.location,
+            self._experiment,
+            identity,
+            name=name,
+            started=note.started,
+            parent=self.pipeline_id,
+        )
+        cached_from = None
+        if note.cached:
+            first = find_run(self.client, self._experiment, {STAGE_TAG: name, SPEC_TAG: spec_hash})
+            cached_from = first if first != run_id else None
+        return StageSync(self.client, run_id, Path(note.directory), cached_from)
+
+    def _describe(self, journal: Journal) -> None:
+        """Tags, artifacts and status of the pipeline's own run."""
+        assert self.pipeline_id is not None
+        status = journal.status or "RUNNING"
+        if status == self._last_status:
+            return
+        set_tags(self.client, self.pipeline_id, journal.tags | ({"tidegate.state": journal.state}))
+        if journal.status is None:
+            self.client.update_run(self.pipeline_id, status="RUNNING")
+        else:
+            for path in map(Path, journal.artifacts):
+                if path.is_file():
+                    self.client.log_artifact(self.pipeline_id, str(path))
+            close_run(self.client, self.pipeline_id, status, journal.ended)
+        self._last_status = status
+
+
+class StageSync:
+    """One stage's MLflow run."""
+
+    def __init__(self, client: MlflowClient, run_id: str, directory: Path, cached_from: str | None) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.directory = StageDirectory(directory)
+        self.cached_from = cached_from
+        self.log = MetricLog(client, run_id, directory)
+        self._described = False
+        self._ended: str | None = None
+
+    def sync(self, note: StageNote) -> None:
+        """Send new rows; at the end of the stage also its result."""
+        if self._ended is not None and self._ended == note.status:
+            return
+        if not self._described:
+            run = self.client.get_run(self.run_id)
+            if note.status == FINISHED and run.info.status == FINISHED and run.data.tags.get(DONE_TAG) == self._done():
+                self._ended = FINISHED  # Nothing to add: the same stage of the same run was completed before.
+                return
+            self._describe(run)
+            self._described = True
+        self.log.send_new()
+        if note.status is None:
+            return
+        result = self.directory.result() if note.status == FINISHED else None
+        if result is not None:
+            self._send_result(result)
+        set_tags(self.client, self.run_id, {"tidegate.error": note.error} if note.error else {})
+        close_run(self.client, self.run_id, note.status, note.ended)
+        self._ended = note.status
+
+    def _describe(self, run: Any) -> None:
+        self.client.update_run(self.run_id, status="RUNNING")
+        tags = {"tidegate.directory": str(self.directory.path)}
+        if self.cached_from:
+            tags["tidegate.cached_from"] = self.cached_from
+        if self.directory.environment_path.exists():
+            attempts = read_json(self.directory.environment_path)["attempts"]
+            tags["tidegate.resumed"] = str(len(attempts) > 1).lower()
+            tags["tidegate.git_commit"] = str(attempts[-1].get("git_commit") or "")
+        if self.directory.spec_path.exists():
+            spec = StageSpec.load(self.directory.spec_path)
+            params = {"seed": spec.seed, "stage_version": spec.stage_version, **flatten(spec.config)}
+            add_missing_params(self.client, self.run_id, params)
+            log_datasets(self.client, run, spec)
+            for name, artifact in spec.inputs.items():
+                tags[f"tidegate.input.{name}"] = artifact.sha256
+        set_tags(self.client, self.run_id, tags)
+
+    def _send_result(self, result: StageResult) -> None:
+        numbers = summary_numbers(result.summary) | {
+            "seconds": result.seconds,
+            "peak_rss_bytes": float(result.peak_rss_bytes),
+            "attempts": float(result.attempts),
+        }
+        self.log.send_summary(numbers)
+        for path in result_files(self.directory, result):
+            self.client.log_artifact(self.run_id, str(path))
+        tags = {f"tidegate.output.{name}": artifact.sha256 for name, artifact in result.outputs.items()}
+        for key, value in result.summary.items():
+            if isinstance(value, str):
+                tags[f"tidegate.{key}"] = value
+        set_tags(self.client, self.run_id, tags | {"tidegate.resumed": str(result.attempts > 1).lower()})
+        set_tags(self.client, self.run_id, {DONE_TAG: self._done()})
+
+    def _done(self) -> str:
+        path = self.directory.result_path
+        return file_digest(path) if path.exists() else ""
+
+
+def result_files(directory: StageDirectory, result: StageResult) -> list[Path]:
+    """Return the readable files among a stage's outputs: gate.json, evaluation.json, reports; never a model's."""
+    found = []
+    for artifact in result.outputs.values():
+        path = directory.path / artifact.path
+        holds_model = (path / "config.json").exists() or (path / "tokenizer_config.json").exists()
+        files = sorted(path.iterdir()) if path.is_dir() and not holds_model else [path]
+        found += [f for f in files if f.is_file() and f.suffix in ARTIFACT_SUFFIXES]
+    return [f for f in found if f.stat().st_size <= MAX_ARTIFACT_BYTES]
+
+
+def add_missing_params(client: MlflowClient, run_id: str, params: dict[str, Any]) -> None:
+    """Log params that the run does not have; MLflow never changes one. Outer names first, at most 100."""
+    from mlflow.entities import Param
+
+    known = client.get_run(run_id).data.params
+    names = sorted(params, key=lambda name: (name.count("."), name))[:MAX_PARAMS]
+    new = [Param(mlflow_key(n), param_text(params[n])) for n in names if mlflow_key(n) not in known]
+    if new:
+        client.log_batch(run_id, params=new)
+
+
+def param_text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return redact(text)[:MAX_PARAM_CHARACTERS]
+
+
+def set_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    entries = [RunTag(mlflow_key(key), redact(value)[:MAX_TAG_CHARACTERS]) for key, value in tags.items()]
+    for start in range(0, len(entries), MAX_PARAMS):
+        client.log_batch(run_id, tags=entries[start : start + MAX_PARAMS])
+
+
+def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:
+    """Name the data files among a stage's inputs as MLflow datasets, each with its whole digest as a tag."""
+    from mlflow.data.dataset_source_registry import resolve_dataset_source
+    from mlflow.data.meta_dataset import MetaDataset
+    from mlflow.entities import DatasetInput, InputTag
+
+    known = {item.dataset.name for item in run.inputs.dataset_inputs} if run.inputs else set()
+    inputs = []
+    for name, artifact in spec.inputs.items():
+        if name in known or not artifact.path.endswith(DATASET_SUFFIXES):
+            continue
+        with warnings.catch_warnings():  # MLflow registers its source of local files twice and warns about that.
+            warnings.simplefilter("ignore", UserWarning)
+            source = resolve_dataset_source(artifact.path)
+        dataset = MetaDataset(source, name=name, digest=artifact.sha256[:DIGEST_CHARACTERS])
+        tags = [InputTag("mlflow.data.context", name), InputTag("tidegate.sha256", artifact.sha256)]
+        inputs.append(DatasetInput(dataset._to_mlflow_entity(), tags=tags))
+    if inputs:
+        client.log_inputs(run.info.run_id, inputs)
+
+
+def close_abandoned(journal: Journal, now: float) -> Journal:
+    """Return the journal of a run whose process is gone, with an end for everything that has none.
+
+    A stage whose result is there did finish; anything else was killed.
+    """
+    stages = {}
+    for name, note in journal.stages.items():
+        if note.status is None:
+            done = StageDirectory(Path(note.directory)).result() is not None
+            status = FINISHED if done else KILLED
+            error = "" if done else "the process that ran this stage was killed"
+            note = note.model_copy(update={"status": status, "ended": now, "error": error})
+        stages[name] = note
+    update: dict[str, Any] = {"stages": stages}
+    if journal.status is None:
+        update |= {"status": KILLED, "ended": now, "state": journal.state or "Killed"}
+    return journal.model_copy(update=update)

@@ -1,0 +1,210 @@
+"""Great Expectations fails when it must, errors are not failures, and no text is stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from data_checks.config import CheckDataConfig
+from data_checks.metrics import ROW_SCHEMA, dataset_metrics, row_metrics, suite_parameters
+from data_checks.report import SUITES, build_report, refusal, run_checks
+from data_checks.suites import Check, completeness_check, exception_message, load_suite, overall_verdict, run_suite
+
+
+@pytest.fixture
+def config() -> CheckDataConfig:
+    return CheckDataConfig.model_validate({"preferences": [{"path": "p.jsonl"}], "min_pairs": 2})
+
+
+@pytest.fixture
+def data(good_pairs: Any, write_rows: Any, check: Any) -> Any:
+    return check(write_rows(good_pairs), validation_fraction=0.3)
+
+
+def verdicts(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.verdict for check in checks if check.verdict != "pass"}
+
+
+def test_good_data_passes_every_expectation(data: Any, config: CheckDataConfig) -> None:
+    checks, results = run_checks(data, config)
+    assert verdicts(checks) == {}
+    assert overall_verdict(checks) == "pass"
+    assert refusal(data, checks, "here") is None
+    declared = sum(len(load_suite(name)["expectations"]) for name in SUITES)
+    assert len(checks) == declared == sum(results[name]["statistics"]["evaluated_expectations"] for name in SUITES)
+
+
+def test_suites_name_each_check_once_and_say_what_to_do() -> None:
+    for name in SUITES:
+        expectations = load_suite(name)["expectations"]
+        names = [item["meta"]["name"] for item in expectations]
+        assert len(set(names)) == len(names)
+        assert all(item["meta"]["advice"] and item["meta"]["unit"] for item in expectations)
+        assert all(item["meta"]["measures"] in ("value", "violations", "observed") for item in expectations)
+        assert {item["severity"] for item in expectations} <= {"critical", "warning"}
+
+
+@pytest.mark.parametrize("column", ROW_SCHEMA.names)
+def test_a_missing_column_is_an_error_and_the_schema_fails(column: str, data: Any, config: CheckDataConfig) -> None:
+    table = row_metrics(data).drop_columns([column]).to_pandas()
+    checks, _ = run_suite(load_suite("kept_pairs"), table, suite_parameters(data, config))
+    found = verdicts(checks)
+    assert found.pop("schema") == "fail"
+    assert found[f"{column}_not_null"] == "error"
+    assert set(found.values()) == {"error"}
+    assert overall_verdict(checks) == "error"
+
+
+def test_zero_rows_never_pass(data: Any, config: CheckDataConfig) -> None:
+    data.train, data.validation, data.rl_prompts, data.eval_prompts = [], [], [], []
+    checks, _ = run_suite(load_suite("kept_pairs"), row_metrics(data).to_pandas(), suite_parameters(data, config))
+    assert verdicts(checks) == {"row_count": "fail"}
+    metrics = pd.DataFrame([dataset_metrics(data)])
+    checks, _ = run_suite(load_suite("dataset_metrics"), metrics, suite_parameters(data, config))
+    assert verdicts(checks) == {
+        "rows_unaccounted": "fail",
+        "num_train_pairs": "fail",
+        "num_validation_pairs": "fail",
+        "num_rl_prompts": "fail",
+        "num_eval_prompts": "fail",
+        "chosen_longer_share": "warn",
+    }
+
+
+ROW_DEFECTS = [
+    ("chosen_characters", 0, "chosen_not_empty"),
+    ("rejected_characters", 0, "rejected_not_empty"),
+    ("prompt_characters", 0, "prompt_not_empty"),
+    ("chosen_last_role", "user", "chosen_ends_with_assistant"),
+    ("rejected_last_role", "user", "rejected_ends_with_assistant"),
+    ("responses_identical", 1, "responses_differ"),
+    ("prompt_tokens", 513, "prompt_within_limit"),
+    ("chosen_tokens", 2000, "chosen_within_limit"),
+    ("rejected_tokens", 2000, "rejected_within_limit"),
+    ("total_tokens", 1025, "total_within_limit"),
+    ("example_id", "not a key", "example_id_is_key"),
+    ("group_id", None, "group_id_not_null"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "name"), ROW_DEFECTS)
+def test_each_rule_on_rows_fails_alone(column: str, value: Any, name: str, data: Any, config: CheckDataConfig) -> None:
+    table = row_metrics(data).to_pandas()
+    table.loc[5, column] = value
+    parameters = {**suite_parameters(data, config), "max_total_tokens": 1024, "max_response_tokens": 1024}
+    checks, _ = run_suite(load_suite("kept_pairs"), table, parameters)
+    assert verdicts(checks) == {name: "fail"}
+    assert next(check for check in checks if check.name == name).value == 1
+
+
+METRIC_DEFECTS = [
+    ("rows", 0, "fail"),
+    ("rows_unaccounted", 1, "fail"),
+    ("rows_unaccounted", -1, "fail"),
+    ("rows_kept", 1, "fail"),
+    ("quarantined_fraction", 0.051, "fail"),
+    ("rl_prompts_quarantined_fraction", 0.051, "fail"),
+    ("eval_prompts_quarantined_fraction", 0.051, "fail"),
+    ("num_train_pairs", 0, "fail"),
+    ("num_validation_pairs", 0, "fail"),
+    ("num_rl_prompts", 0, "fail"),
+    ("num_eval_prompts", 0, "fail"),
+    ("prompts_on_both_sides", 1, "fail"),
+    ("evaluation_prompts_trained_on", 1, "fail"),
+    ("duplicate_rows_kept", 1, "fail"),
+    ("conflicting_rows_kept", 1, "fail"),
+    ("duplicate_fraction", 0.002, "warn"),
+    ("conflicting_fraction", 0.006, "warn"),
+    ("too_long_fraction", 0.02, "warn"),
+    ("chosen_longer_share", 0.61, "warn"),
+    ("chosen_longer_share", None, "warn"),
+    ("score_inverted_fraction", 0.002, "warn"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "verdict"), METRIC_DEFECTS)
+def test_each_threshold_is_held(column: str, value: Any, verdict: str, data: Any, config: CheckDataConfig) -> None:
+    table = pd.DataFrame([{**dataset_metrics(data), column: value}])
+    checks, _ = run_suite(load_suite("dataset_metrics"), table, suite_parameters(data, config))
+    assert verdicts(checks) == {column: verdict}
+    assert overall_verdict(checks) == verdict
+
+
+def test_every_metric_has_a_case_or_is_a_count() -> None:
+    asserted = {item["kwargs"].get("column") for item in load_suite("dataset_metrics")["expectations"]} - {None}
+    assert {column for column, _, _ in METRIC_DEFECTS} == asserted
+
+
+def test_an_expectation_that_was_not_evaluated_is_an_error(data: Any, config: CheckDataConfig) -> None:
+    empty = {"name": "nothing", "expectations": []}
+    checks, _ = run_suite(empty, pd.DataFrame({"a": [1]}), suite_parameters(data, config))
+    assert overall_verdict(checks) == "error"
+    assert [check.name for check in checks] == ["nothing_complete"]
+    assert overall_verdict([]) == "error"
+    for declared, evaluated, num_results in ((3, 2, 2), (3, 3, 2), (2, 3, 3), (0, 0, 0)):
+        incomplete = completeness_check("suite", declared, evaluated, num_results)
+        assert incomplete is not None
+        assert incomplete.verdict == "error"
+    assert completeness_check("suite", 3, 3, 3) is None
+
+
+def test_both_shapes_of_an_exception_are_errors() -> None:
+    flat = {"raised_exception": True, "exception_message": "flat", "exception_traceback": "..."}
+    assert exception_message(flat) == "flat"
+    assert exception_message({"MetricConfigurationID(...)": {**flat, "exception_message": "nested"}}) == "nested"
+    assert exception_message({"raised_exception": False, "exception_message": None}) is None
+    assert exception_message({}) is None
+
+
+def test_results_are_the_same_each_time_and_hold_no_text(write_rows: Any, good_pairs: Any, check: Any) -> None:
+    secret = "zanzibar-4711"
+    bad = [
+        {"prompt": secret, "chosen": " ", "rejected": secret},
+        {"prompt": [{"role": secret, "content": secret}], "chosen": "a", "rejected": "b"},
+        {"prompt": secret, "chosen": secret, "rejected": secret},
+        {"prompt": secret, "chosen": secret, "rejected": 5},
+        f'{{"prompt": "{secret}'.encode(),
+    ]
+    path = write_rows([*[{**row, "prompt": row["prompt"] + secret} for row in good_pairs], *bad])
+    config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}], "max_quarantined_fraction": 0.01})
+    data = check(path)
+    stored = []
+    for _ in range(2):
+        checks, results = run_checks(data, config)
+        assert overall_verdict(checks) == "fail"
+        message = refusal(data, checks, "the folder")
+        stored.append(json.dumps([build_report(data, checks), results, message]))
+    assert stored[0] == stored[1]
+    assert secret not in stored[0]
+    assert "zanzibar" in str([row.raw for row in data.quarantined])
+
+
+def test_a_kept_value_that_fails_is_not_stored(data: Any, config: CheckDataConfig) -> None:
+    table = row_metrics(data).to_pandas()
+    table.loc[3, "example_id"] = "mail@example.org"
+    _, stored = run_suite(load_suite("kept_pairs"), table, suite_parameters(data, config))
+    assert "example.org" not in json.dumps(stored)
+    assert '"unexpected_count": 1' in json.dumps(stored)
+
+
+def test_refusal_names_the_three_worst_reasons_with_rows(write_rows: Any, good_pairs: Any, check: Any) -> None:
+    blank = [{"prompt": f"b{index}", "chosen": " ", "rejected": "x"} for index in range(7)]
+    same = [{"prompt": f"s{index}", "chosen": "x", "rejected": "x"} for index in range(3)]
+    path = write_rows([*good_pairs, *blank, *same, b"{", b"[]", {"prompt": 1, "chosen": "a", "rejected": "b"}])
+    data = check(path)
+    config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}], "min_pairs": 2})
+    checks, _ = run_checks(data, config)
+    message = refusal(data, checks, "the/folder")
+    assert message is not None
+    assert "quarantined_fraction is 0.2453 fraction (allowed: 0.05)" in message
+    worst = [line for line in message.splitlines() if line.startswith("- preferences:")]
+    assert [line.split(") ")[1].split(",")[0] for line in worst] == [
+        "empty_response",
+        "identical_responses",
+        "malformed_json",
+    ]
+    assert f"{path}:41, {path}:42" in worst[0]
+    assert "the/folder/quarantine.parquet" in message

@@ -1,0 +1,326 @@
+"""A pipeline run in MLflow: a real SQLite store, and a real server that is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.mlflow_store import connect, locate_store
+from tasks.tracking import PipelineTracker, status_of_error, status_of_state
+from tasks.tracking_journal import JournalFile
+from training_core.errors import ConfigurationError, PreemptedError, StageTimeoutError, TrainingDivergedError
+from training_core.protocol.atomic import write_json
+from training_core.protocol.directory import StageDirectory
+from training_core.records import Artifact, StageResult, StageSpec
+
+
+def make_config(uri: str | None = None) -> Any:
+    return SimpleNamespace(
+        name="demo",
+        seed=3,
+        algorithm=SimpleNamespace(name="grpo"),
+        tracking=SimpleNamespace(uri=uri, experiment="test"),
+    )
+
+
+def write_rows(path: Path, steps: range, name: str = "reward/mean") -> None:
+    with path.open("a") as stream:
+        stream.writelines(json.dumps({"step": step, name: step / 10}) + "\n" for step in steps)
+
+
+def make_stage(root: Path, stage: str, data: Path | None = None, **config: Any) -> StageDirectory:
+    inputs = {"rl_prompts": Artifact(path=str(data), sha256="ab" * 32)} if data else {}
+    spec = StageSpec(stage=stage, stage_version=1, config=config, inputs=inputs, seed=7)
+    directory = StageDirectory.of_spec(root, spec)
+    directory.prepare(spec)
+    write_json(directory.environment_path, {"attempts": [{"git_commit": "abc"}, {"git_commit": "def"}]})
+    return directory
+
+
+def finish(directory: StageDirectory, **summary: Any) -> StageResult:
+    (directory.outputs_path).mkdir(exist_ok=True)
+    write_json(directory.outputs_path / "gate.json", {"verdict": "pass"})
+    result = StageResult(
+        stage=directory.path.parent.name,
+        spec_hash=directory.path.name,
+        outputs={"gate.json": Artifact(path="outputs/gate.json", sha256="cd" * 32)},
+        summary=summary,
+        seconds=2.5,
+        peak_rss_bytes=100,
+        attempts=2,
+    )
+    write_json(directory.result_path, result.model_dump(mode="json"))
+    return result
+
+
+class Store:
+    """Looks into the store that a config names."""
+
+    def __init__(self, config: Any, root: Path) -> None:
+        self.client = connect(locate_store(config.tracking, root))
+        self.experiment = self.client.get_experiment_by_name("test")
+        assert self.experiment is not None
+
+    def runs(self, stage: str) -> list[Any]:
+        return list(self.client.search_runs([self.experiment.experiment_id], f"tags.`tidegate.stage` = '{stage}'"))
+
+    def steps(self, stage: str, key: str = "reward/mean") -> list[int]:
+        (run,) = self.runs(stage)
+        return [metric.step for metric in self.client.get_metric_history(run.info.run_id, key)]
+
+
+@pytest.fixture(autouse=True)
+def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_a_run_and_its_stages(tmp_path: Path) -> None:
+    """Runs, parent, params, tags, datasets, rows while training goes on, summary, artifacts, statuses."""
+    root, config = tmp_path / "root", make_config()
+    data = tmp_path / "rl_prompts.parquet"
+    data.write_bytes(b"x")
+    tracker = PipelineTracker("demo-1", config, root, poll_seconds=0.1)
+    directory = make_stage(root, "grpo", data, algorithm={"name": "grpo", "learning_rate": 1e-6})
+    tracker.stage_started("grpo", directory.path)
+    write_rows(directory.metrics_path, range(1, 4))
+    write_rows(directory.timings_path, range(1, 4), "time/step_seconds")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not tracker.mlflow_ids()["stages"]:
+        tracker.poll()
+        time.sleep(0.1)
+    store = Store(config, root)
+    while time.monotonic() < deadline and store.steps("grpo") != [1, 2, 3]:
+        time.sleep(0.2)
+    assert store.steps("grpo") == [1, 2, 3]
+    assert store.runs("grpo")[0].info.status == "RUNNING"
+    write_rows(directory.metrics_path, range(4, 6))
+    tracker.stage_finished("grpo", finish(directory, reward_mean_last=0.5, policy={"kl": 0.1}, text="yes"))
+    gate = make_stage(root, "gate")
+    tracker.stage_started("gate", gate.path)
+    tracker.stage_finished("gate", finish(gate, verdict="pass"))
+    failing = make_stage(root, "register")
+    tracker.stage_started("register", failing.path)
+    tracker.stage_finished("register", ConfigurationError("bad http://user:secret@host/"))
+    (root / "runs" / "demo-1" / "report.html").write_text("<html></html>")
+    tracker.close("Failed")
+
+    assert store.steps("grpo") == [1, 2, 3, 4, 5]
+    assert store.steps("grpo", "time/step_seconds") == [1, 2, 3]
+    (pipeline,), (stage,), (register,) = store.runs("pipeline"), store.runs("grpo"), store.runs("register")
+    assert stage.data.tags["mlflow.parentRunId"] == pipeline.info.run_id
+    assert (pipeline.info.status, stage.info.status, register.info.status) == ("FAILED", "FINISHED", "FAILED")
+    assert pipeline.data.params == {"name": "demo", "seed": "3", "algorithm.name": "grpo"}
+    assert pipeline.data.tags["tidegate.gate_verdict"] == "pass"
+    assert pipeline.data.tags["tidegate.run_id"] == "demo-1"
+    assert stage.data.params["algorithm.learning_rate"] == "1e-06"
+    assert stage.data.params["seed"] == "7"
+    assert stage.data.metrics["summary/reward_mean_last"] == 0.5
+    assert stage.data.metrics["summary/policy/kl"] == 0.1
+    assert stage.data.metrics["summary/seconds"] == 2.5
+    assert stage.data.tags["tidegate.resumed"] == "true"
+    assert stage.data.tags["tidegate.git_commit"] == "def"
+    assert stage.data.tags["tidegate.text"] == "yes"
+    assert "secret" not in register.data.tags["tidegate.error"]
+    (dataset,) = stage.inputs.dataset_inputs
+    assert dataset.dataset.digest == ("ab" * 32)[:36]
+    assert {tag.key: tag.value for tag in dataset.tags}["tidegate.sha256"] == "ab" * 32
+    assert [f.path for f in store.client.list_artifacts(stage.info.run_id)] == ["gate.json"]
+    assert [f.path for f in store.client.list_artifacts(pipeline.info.run_id)] == ["report.html"]
+    assert (root / "mlflow-artifacts").is_dir()
+
+    # The same run again: the same MLflow runs, nothing twice. Another run reuses the stage: a run of its own.
+    again = PipelineTracker("demo-1", config, root, poll_seconds=0.1)
+    again.stage_started("grpo", directory.path, cached=True)
+    again.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
+    again.close("Completed")
+    assert store.steps("grpo") == [1, 2, 3, 4, 5]
+    assert store.runs("pipeline")[0].info.status == "FINISHED"
+    other = PipelineTracker("demo-2", config, root, poll_seconds=0.1)
+    other.stage_started("grpo", directory.path, cached=True)
+    other.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
+    other.close("Completed")
+    cached = [run for run in store.runs("grpo") if run.info.run_id != stage.info.run_id]
+    assert [run.data.tags["tidegate.cached_from"] for run in cached] == [stage.info.run_id]
+    assert cached[0].data.metrics["summary/reward_mean_last"] == 0.5
+
+
+def test_what_a_killed_process_left_is_finished_by_the_next_one(tmp_path: Path) -> None:
+    root, config = tmp_path / "root", make_config()
+    done, stopped = make_stage(root, "reward_model"), make_stage(root, "grpo")
+    write_rows(stopped.metrics_path, range(1, 3))
+    code = (
+        "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
+        "from test_tracking import make_config; from tasks.tracking import PipelineTracker\n"
+        "t = PipelineTracker('killed', make_config(), Path(sys.argv[1]), poll_seconds=0.1)\n"
+        "[t.stage_started(p.split('/')[-2], Path(p)) for p in sys.argv[2].split(',')]\n"
+        "print('up', flush=True)\n"
+        "while not (len(t.mlflow_ids()['stages']) == 2): time.sleep(0.1)\n"
+        "print('known', flush=True); time.sleep(600)"
+    )
+    paths = f"{done.path},{stopped.path}"
+    command = [sys.executable, "-c", code, str(root), paths, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline().strip() for _ in range(2)] == ["up", "known"]
+        live = PipelineTracker("killed", config, root, poll_seconds=0.1)  # Its owner lives: this one keeps away.
+        assert live._journal is None
+        process.kill()
+    write_rows(stopped.metrics_path, range(3, 5))
+    finish(done, accuracy=0.9)
+    store = Store(config, root)
+    assert store.runs("grpo")[0].info.status == "RUNNING"
+    tracker = PipelineTracker("next", config, root, poll_seconds=0.1)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not JournalFile(root, "killed").read().settled:  # type: ignore[union-attr]
+        time.sleep(0.1)
+    tracker.close("Completed")
+    assert store.runs("grpo")[0].info.status == "KILLED"
+    assert store.runs("reward_model")[0].info.status == "FINISHED"
+    assert store.runs("reward_model")[0].data.metrics["summary/accuracy"] == 0.9
+    assert {run.data.tags["tidegate.run_id"]: run.info.status for run in store.runs("pipeline")} == {
+        "killed": "KILLED",
+        "next": "FINISHED",
+    }
+    assert store.steps("grpo") == [1, 2, 3, 4]
+
+
+def test_states_and_errors_have_their_status() -> None:
+    states = ("Completed", "Rejected", "Cached", "Failed", "Cancelled", "Pre-empted", "Interrupted")
+    assert [status_of_state(s) for s in states] == ["FINISHED"] * 3 + ["FAILED"] + ["KILLED"] * 3
+    stops = (PreemptedError("x"), StageTimeoutError("x"), KeyboardInterrupt(), GeneratorExit())
+    assert {status_of_error(error) for error in stops} == {"KILLED"}
+    assert {status_of_error(error) for error in (TrainingDivergedError("x"), ValueError())} == {"FAILED"}
+
+
+def test_nothing_raises_and_nothing_waits_when_nothing_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unreachable server: one warning, quick calls, all of it sent by a later run that reaches one."""
+    root = tmp_path / "root"
+    port = free_port()
+    directory = make_stage(root, "grpo")
+    write_rows(directory.metrics_path, range(1, 4))
+    started = time.monotonic()
+    with caplog.at_level(logging.INFO, logger="tasks.tracking"):
+        tracker = PipelineTracker("r1", make_config(f"http://127.0.0.1:{port}"), root, poll_seconds=0.05)
+        tracker.stage_started("grpo", directory.path)
+        for _ in range(20):
+            tracker.poll()
+        assert time.monotonic() - started < 2.0
+        time.sleep(1.0)
+        tracker.stage_finished("grpo", finish(directory))
+        tracker.close("Completed")
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1, [record.getMessage() for record in warnings]
+    assert "Training goes on" in warnings[0].getMessage()
+    assert not JournalFile(root, "r1").read().settled  # type: ignore[union-attr]
+
+    later = PipelineTracker("r2", make_config(), root, poll_seconds=0.05)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not JournalFile(root, "r1").read().settled:  # type: ignore[union-attr]
+        time.sleep(0.1)
+    later.close("Completed")
+    store = Store(make_config(), root)
+    assert store.steps("grpo") == [1, 2, 3]
+    assert {run.info.status for run in store.runs("pipeline")} == {"FINISHED"}
+
+
+def test_a_full_disk_or_a_file_in_the_way_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    tracker = PipelineTracker("r", make_config(), tmp_path)
+    tracker.stage_started("grpo", tmp_path / "x")
+    tracker.stage_finished("grpo", ValueError("boom"))
+    tracker.poll()
+    tracker.close("Failed")
+    assert "tracking could not start" in caplog.text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A real MLflow server on loopback that can be killed and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--workers", "1"),
+            *("--artifacts-destination", str(self.folder / "artifacts"), "--serve-artifacts"),
+        ]
+        environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=environment, cwd=self.folder
+            )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(self.uri + "/health", timeout=2)
+                return
+            except OSError:
+                time.sleep(0.3)
+        raise AssertionError((self.folder / "server.log").read_text()[-2000:])
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server")
+    yield server
+    server.kill()
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: Path, server: Server) -> None:
+    root, config = tmp_path / "root", make_config(server.uri)
+    directory = make_stage(root, "grpo")
+    server.start()
+    tracker = PipelineTracker("r", config, root, poll_seconds=0.05)
+    tracker.stage_started("grpo", directory.path)
+    for step in range(1, 400):
+        write_rows(directory.metrics_path, range(step, step + 1))
+        tracker.poll()
+        if step == 150:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not tracker.mlflow_ids()["stages"]:
+                time.sleep(0.05)
+            time.sleep(1.0)
+            server.kill()
+        if step == 250:
+            server.start()
+        time.sleep(0.005)
+    tracker.stage_finished("grpo", finish(directory))
+    tracker.close("Completed")
+    store = Store(config, root)
+    assert store.steps("grpo") == list(range(1, 400))
+    (run,) = store.runs("grpo")
+    assert run.info.status == "FINISHED"
+    assert [f.path for f in store.client.list_artifacts(run.info.run_id)] == ["gate.json"]

@@ -1,0 +1,308 @@
+"""The stage `reward_model`: it learns, it stops and continues to the same bits, it refuses what teaches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from pydantic import ValidationError
+
+from training_core.config.reward_model import RewardModelConfig
+from training_core.errors import DataError, EvaluationError, PreemptedError, TrainingDivergedError
+from training_core.metrics import MetricSums, read_metrics
+from training_core.models.heads import load_reward_model, new_reward_model, score_texts
+from training_core.models.loading import load_tokenizer
+from training_core.protocol.context import StageContext
+from training_core.protocol.digests import path_digest, tree_digest
+from training_core.protocol.directory import StageDirectory
+from training_core.records import Artifact, StageOutcome, StageSpec
+from training_core.stages import reward_model as stage
+from training_core.stages.reward_validation import PairScores, check_batch_invariance
+
+GOOD = ("good", "happy", "warm", "wonderful")
+BAD = ("bad", "sad", "cold", "terrible")
+THINGS = ("sea", "rain", "train", "bread", "street")
+
+Pair = tuple[str, str, str]
+
+
+def make_pairs(num_pairs: int, seed: int) -> list[Pair]:
+    """Return (prompt, chosen, rejected): the chosen answer uses a good word; lengths tell nothing."""
+    draw = random.Random(seed)
+
+    def answer(words: tuple[str, ...]) -> str:
+        return " ".join(f"The {draw.choice(THINGS)} is {draw.choice(words)}." for _ in range(draw.randint(1, 3)))
+
+    return [(f"Tell me about {seed} {i}.", answer(GOOD), answer(BAD)) for i in range(num_pairs)]
+
+
+def write_pairs(path: Path, pairs: list[Pair]) -> Path:
+    def turns(role: str, texts: list[str]) -> list[list[dict[str, str]]]:
+        return [[{"role": role, "content": text}] for text in texts]
+
+    count = len(pairs)
+    table = {
+        "example_id": [f"e{i}" for i in range(count)],
+        "group_id": [f"g{i}" for i in range(count)],
+        "prompt_messages": turns("user", [p[0] for p in pairs]),
+        "chosen_messages": turns("assistant", [p[1] for p in pairs]),
+        "rejected_messages": turns("assistant", [p[2] for p in pairs]),
+        "margin": pyarrow.nulls(count, pyarrow.float64()),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pairs")
+    return {
+        "model": tiny_checkpoint,
+        "train_pairs": write_pairs(folder / "train.parquet", make_pairs(24, 1)),
+        "validation_pairs": write_pairs(folder / "validation.parquet", make_pairs(12, 2)),
+    }
+
+
+def make_context(path: Path, inputs: dict[str, Path], **options: object) -> StageContext:
+    values = {
+        "optimizer": {"learning_rate": 1e-3},
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "num_epochs": 2,
+        "checkpoint_every_steps": 2,
+        "autocast": "none",
+    }
+    config = RewardModelConfig.model_validate({**values, **options})
+    artifacts = {name: Artifact(path=str(p), sha256=path_digest(p)) for name, p in inputs.items()}
+    spec = StageSpec(
+        stage="reward_model", stage_version=1, config=config.model_dump(mode="json"), inputs=artifacts, seed=3
+    )
+    directory = StageDirectory(path)
+    directory.prepare(spec)
+    return StageContext(spec, directory)
+
+
+Run = tuple[Path, StageOutcome]
+
+
+@pytest.fixture(scope="module")
+def finished(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    return path, stage.run(make_context(path, inputs))
+
+
+def test_it_learns_an_easy_preference(finished: Run, tiny_checkpoint: Path) -> None:
+    path, outcome = finished
+    summary = outcome.summary
+    assert summary["accuracy"] >= 0.9
+    assert summary["accuracy"] > summary["accuracy_before"]
+    assert summary["margin_mean"] == pytest.approx(summary["chosen_score_mean"] - summary["rejected_score_mean"])
+    assert summary["margin_mean"] > 0.5
+    assert (summary["num_train_pairs"], summary["num_validation_pairs"], summary["num_steps"]) == (24, 12, 6)
+    model = load_reward_model(path / "outputs" / "reward_model")
+    assert (model.score_mean, model.score_std) == (summary["score_mean"], summary["score_std"])
+    tokenizer = load_tokenizer(path / "outputs" / "reward_model")
+    unseen = [[{"role": "assistant", "content": f"The rain is {word}."}] for word in ("happy", "sad")]
+    scores = score_texts(model, tokenizer, [([{"role": "user", "content": "And?"}], answer) for answer in unseen])
+    assert scores[0] > scores[1]
+
+
+def test_metrics_have_one_line_a_step_and_no_clock(finished: Run) -> None:
+    rows = read_metrics(finished[0] / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    assert rows[0]["train/learning_rate"] == 1e-3
+    assert not any(name.startswith("time/") for name in rows[0])
+    clock = read_metrics(finished[0] / "timings.jsonl")
+    assert len(clock) == 6
+    assert {"time/step_seconds", "time/tokens_per_second"} <= set(clock[0])
+
+
+def test_the_stored_config_holds_scale_and_self_test(finished: Run, tiny_checkpoint: Path) -> None:
+    stored = json.loads((finished[0] / "outputs" / "reward_model" / "reward_config.json").read_text())
+    assert stored["score_std"] > 0
+    assert stored["batch_invariance"]["max_difference_padded_left"] < 1e-3
+    assert stored["base_weights_sha256"] == tree_digest(tiny_checkpoint, suffix=".safetensors")
+    assert stored["accuracy"] == finished[1].summary["accuracy"]
+
+
+def assert_same_run(path: Path, outcome: StageOutcome, finished: Run) -> None:
+    assert outcome.summary["weights_sha256"] == finished[1].summary["weights_sha256"]
+    assert outcome.summary == finished[1].summary
+    assert (path / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
+    assert tree_digest(path / "outputs") == tree_digest(finished[0] / "outputs")
+
+
+def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[stage.RewardTrainer], None]) -> None:
+    """Call `act(trainer)` at the end of optimizer step `step`."""
+    original = stage.RewardTrainer.train_step
+
+    def train_step(self: stage.RewardTrainer, number: int) -> None:
+        original(self, number)
+        if number == step:
+            act(self)
+
+    monkeypatch.setattr(stage.RewardTrainer, "train_step", train_step)
+
+
+def test_sigterm_saves_and_the_next_attempt_ends_with_the_same_bits(
+    inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        after_step(patch, 3, lambda trainer: setattr(trainer.context.stop, "requested", True))
+        with pytest.raises(PreemptedError, match="after step 3"):
+            stage.run(make_context(tmp_path, inputs))
+    assert (tmp_path / "checkpoints" / "step_000003" / "manifest.json").exists()
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+def test_killed_between_checkpoints_redoes_the_steps_to_the_same_bits(
+    inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(trainer: stage.RewardTrainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_step(patch, 5, die)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(make_context(tmp_path, inputs))
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+def test_killed_in_the_middle_of_a_checkpoint_goes_back_to_the_one_before(
+    inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def die_at_step_four(source: str | Path, target: str | Path) -> None:
+        if str(target).endswith("step_000004"):
+            # As a kill leaves it: the half-written directory stays.
+            (Path(source) / "weights.safetensors").write_bytes(b"half")
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die_at_step_four)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(make_context(tmp_path, inputs))
+    assert not (tmp_path / "checkpoints" / "step_000004").exists()
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(trainer: stage.RewardTrainer) -> None:
+        newest = trainer.checkpoints.path / "step_000004" / "exp_avg.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-1] + b"\x01")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_step(patch, 5, damage)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(make_context(tmp_path, inputs))
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+def gradient(inputs: dict[str, Path], path: Path, micro_batch_size: int) -> list[torch.Tensor]:
+    context = make_context(path, inputs, micro_batch_size=micro_batch_size)
+    config = RewardModelConfig.model_validate(context.spec.config)
+    tokenizer = load_tokenizer(inputs["model"])
+    model = new_reward_model(inputs["model"], seed=3)
+    pairs = stage.encode_pairs(stage.read_pairs(inputs["train_pairs"]), tokenizer, limit=512)
+    trainer = stage.RewardTrainer(context, config, model, pairs, pairs, pad_token_id=3)
+    items = trainer.step_items(1)
+    lengths = [pair.length for pair in pairs]
+    for indices in stage.micro_batches(items, lengths, micro_batch_size):
+        trainer.backward([pairs[i] for i in indices], len(items), MetricSums())
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_the_gradient_does_not_depend_on_micro_batches(inputs: dict[str, Path], tmp_path: Path) -> None:
+    whole = gradient(inputs, tmp_path / "8", 8)
+    for size in (1, 3):
+        for ours, theirs in zip(gradient(inputs, tmp_path / str(size), size), whole, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_every_pair_is_used_once_an_epoch_and_the_last_step_takes_the_rest(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    context = make_context(tmp_path, inputs, batch_size=10, num_epochs=2)
+    config = RewardModelConfig.model_validate(context.spec.config)
+    pairs = [stage.EncodedPair([1, 2], [3, 2]) for _ in range(24)]
+    model = new_reward_model(inputs["model"], seed=0)
+    trainer = stage.RewardTrainer(context, config, model, pairs, pairs, pad_token_id=3)
+    steps = [trainer.step_items(step) for step in range(1, trainer.num_steps + 1)]
+    assert [len(items) for items in steps] == [10, 10, 10, 10, 8]
+    assert sorted(i for items in steps for i in items) == sorted([*range(24), *range(24)])
+
+
+def test_bfloat16_autocast_learns_too(inputs: dict[str, Path], tmp_path: Path) -> None:
+    outcome = stage.run(make_context(tmp_path, inputs, autocast="bfloat16", num_epochs=1))
+    assert outcome.summary["accuracy"] > outcome.summary["accuracy_before"]
+
+
+def test_learning_rate_zero_changes_no_weight(inputs: dict[str, Path], tmp_path: Path) -> None:
+    options = {"optimizer": {"learning_rate": 0.0}, "head_learning_rate": 0.0, "num_epochs": 1}
+    outcome = stage.run(make_context(tmp_path, inputs, **options))
+    assert outcome.summary["accuracy"] == outcome.summary["accuracy_before"]
+
+
+def test_equal_answers_are_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+    same = write_pairs(tmp_path / "same.parquet", [*make_pairs(2, 1), ("Why?", "Yes.", "Yes.")])
+    with pytest.raises(DataError, match="pair 'e2' has the same tokens"):
+        stage.run(make_context(tmp_path / "run", {**inputs, "train_pairs": same}))
+
+
+def test_too_long_pairs_are_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+    long = write_pairs(tmp_path / "long.parquet", [("Why?", "one two " * 400, "No.")])
+    with pytest.raises(DataError, match="the model's limit is 512"):
+        stage.run(make_context(tmp_path / "run", {**inputs, "validation_pairs": long}))
+
+
+def test_a_broken_gradient_stops_the_training(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "logsigmoid", lambda x: torch.nn.functional.logsigmoid(x) * float("nan"))
+    with pytest.raises(TrainingDivergedError, match="optimizer step 1"):
+        stage.run(make_context(tmp_path, inputs))
+
+
+def test_ties_count_half_and_loss_is_bradley_terry() -> None:
+    scores = PairScores(chosen=[2.0, 1.0, 0.0], rejected=[1.0, 1.0, 1.0])
+    assert scores.accuracy == 0.5
+    expected = -sum(torch.nn.functional.logsigmoid(torch.tensor([1.0, 0.0, -1.0])).tolist()) / 3
+    assert scores.loss == pytest.approx(expected)
+
+
+def test_equal_scores_have_no_scale() -> None:
+    with pytest.raises(EvaluationError, match="tells no answers apart"):
+        PairScores(chosen=[0.5, 0.5], rejected=[0.5, 0.5]).mean_and_std()
+
+
+def test_the_self_test_notices_a_model_that_ignores_the_mask(
+    inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = new_reward_model(inputs["model"], seed=0)
+    with torch.no_grad():
+        model.head.weight.mul_(129.0)
+    sequences = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 14, 2]]
+    assert check_batch_invariance(model, sequences, 3)["max_difference_padded_left"] < 1e-4
+    forward = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda self, ids, mask: forward(self, ids, torch.ones_like(mask)))
+    with pytest.raises(EvaluationError, match="scores depend on the batch"):
+        check_batch_invariance(model, sequences, 3)
+
+
+def test_micro_batch_larger_than_batch_is_refused() -> None:
+    with pytest.raises(ValidationError, match="must not be larger than batch_size"):
+        RewardModelConfig.model_validate({"optimizer": {"learning_rate": 1e-5}, "batch_size": 2, "micro_batch_size": 4})

@@ -1,0 +1,111 @@
+"""What is measured on the held-out prompts, and how answers are sampled for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from training_core.config.base import Config
+from training_core.config.gate import REWARD_MODEL_METRIC
+from training_core.config.rewards import (
+    ContainsReward,
+    CustomReward,
+    ExactMatchReward,
+    LengthReward,
+    RegexReward,
+    RepetitionReward,
+    SentimentReward,
+    SoftOverlongReward,
+    TruncationReward,
+)
+from training_core.config.rollout import RolloutConfig
+
+LENGTH_METRIC = "length_tokens"
+TRUNCATED_METRIC = "truncated"
+REPETITION_METRIC = "repetition"
+KL_METRIC = "kl_to_reference"
+ALWAYS_MEASURED = (LENGTH_METRIC, TRUNCATED_METRIC, REPETITION_METRIC)
+RESERVED_NAMES = (*ALWAYS_MEASURED, KL_METRIC, REWARD_MODEL_METRIC, "num_tokens")
+
+GoldMetricConfig = Annotated[
+    LengthReward
+    | RegexReward
+    | ContainsReward
+    | ExactMatchReward
+    | TruncationReward
+    | SoftOverlongReward
+    | RepetitionReward
+    | SentimentReward
+    | CustomReward,
+    Field(discriminator="kind"),
+]
+"""The rules that can be rewards; here they are measures that training need not have seen."""
+
+
+class EvaluationSampling(Config):
+    """How answers are sampled. The same for every model, with the same seeds."""
+
+    temperature: float = Field(default=0.7, ge=0.0, le=10.0)
+    """Divides the logits; 0 takes the most probable token. Default 0.7, a usual setting of chat servers."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Smallest probability mass that is kept. Default: 1, all of it."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Longest answer in tokens, the end-of-turn token included. Default: that of `rollout`."""
+
+
+class EvaluationConfig(Config):
+    """What is measured on the held-out prompts, besides `length_tokens`, `truncated` and `repetition`."""
+
+    metrics: list[GoldMetricConfig] = Field(default_factory=list)
+    """Gold metrics, independent of the reward model: rules of the kinds that rewards have. The metric's name is the
+    rule's `name`, by default its kind; weights play no part."""
+    reward_model: bool = False
+    """Score answers with the pipeline's reward model as well: metric `reward_model_score`, in standard deviations of
+    the scores on its training pairs."""
+    kl: bool = True
+    """Estimate the divergence from the reference: metric `kl_to_reference`, nats an answer. Costs one more forward
+    pass of model and reference over every answer."""
+    num_prompts: int | None = Field(default=None, ge=1)
+    """Use only the first so many of the held-out prompts. Default: all."""
+    samples_per_prompt: int = Field(default=1, ge=1, le=256)
+    """Answers sampled for each prompt; a prompt's score is their mean. Default: 1."""
+    sampling: EvaluationSampling = EvaluationSampling()
+    """How answers are sampled."""
+    prompts_per_batch: int = Field(default=128, ge=1)
+    """Prompts handed to the engine at a time: progress against speed. Default: 128."""
+    max_tokens_per_batch: int = Field(default=4096, ge=1)
+    """Most tokens, padding included, in one forward pass of reward model or KL estimate. Default: 4096."""
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        names = [metric.part_name for metric in self.metrics]
+        for name in names:
+            if name in RESERVED_NAMES:
+                raise ValueError(f"metric name {name!r} is taken by a built-in measure: give the rule another `name`")
+            if names.count(name) > 1:
+                raise ValueError(f"two metrics are called {name!r}: give each a `name` of its own")
+        return self
+
+    def metric_names(self) -> list[str]:
+        """Return the names of all metrics that the evaluation will hold, in the order of its columns."""
+        names = [metric.part_name for metric in self.metrics]
+        if self.reward_model:
+            names.append(REWARD_MODEL_METRIC)
+        if self.kl:
+            names.append(KL_METRIC)
+        return [*names, *ALWAYS_MEASURED]
+
+
+class EvaluateStageConfig(Config):
+    """The config of stage `evaluate`: two sections of the pipeline's config."""
+
+    evaluation: EvaluationConfig
+    """What is measured."""
+    rollout: RolloutConfig
+    """The engine; temperature and length come from `evaluation.sampling`."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Longest answer in tokens: that of `evaluation.sampling`, else that of `rollout`."""
+        return self.evaluation.sampling.max_new_tokens or self.rollout.max_new_tokens

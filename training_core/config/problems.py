@@ -1,0 +1,207 @@
+"""What pydantic finds wrong with a config, in words: path, value, what is allowed, the nearest name."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from training_core.registry import nearest_name
+
+MAX_VALUE_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong value."""
+
+    path: tuple[str | int, ...]
+    """Where it is in the data (without the tags that pydantic puts between)."""
+    text: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A position in the model: the type there, and the tag field when it is a choice between models."""
+
+    annotation: Any
+    discriminator: str | None = None
+
+
+def describe_problems(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> list[Problem]:
+    """Return one problem a place, in the order of pydantic's errors."""
+    found: dict[tuple[str | int, ...], list[str]] = {}
+    for detail in error.errors(include_url=False):
+        path, place = _locate(detail["loc"], model, detail["type"])
+        texts = found.setdefault(path, [])
+        if (text := _describe(detail, path, place, values)) not in texts:
+            texts.append(text)
+    return [Problem(path, " or: ".join(texts)) for path, texts in found.items()]
+
+
+def _locate(location: tuple[str | int, ...], model: type[BaseModel], kind: str) -> tuple[tuple[str | int, ...], _Place]:
+    """Follow pydantic's location through the model's types; return the data path and the place it leads to."""
+    place = _Place(model)
+    path: list[str | int] = []
+    for position, part in enumerate(location):
+        last = position == len(location) - 1
+        if last and kind == "extra_forbidden":
+            path.append(part)  # `place` stays the model that does not know the key.
+            break
+        place = _simplify(place)
+        members = _members(place.annotation)
+        if members:
+            chosen = _choose(members, place.discriminator, str(part))
+            # A tag or the name of a union's member: it is not in the data.
+            place = _Place(chosen)
+            continue
+        path.append(part)
+        place = _child(place.annotation, part)
+    return tuple(path), _simplify(place)
+
+
+def _simplify(place: _Place) -> _Place:
+    """Take off Annotated, and None from a union with one other member."""
+    annotation, discriminator = place.annotation, place.discriminator
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation, *metadata = get_args(annotation)
+            for item in metadata:
+                if isinstance(item, FieldInfo) and item.discriminator is not None:
+                    discriminator = str(item.discriminator)
+            continue
+        members = _members(annotation)
+        if len(members) == 1:
+            annotation = members[0]
+            continue
+        return _Place(annotation, discriminator)
+
+
+def _members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return []
+    return [member for member in get_args(annotation) if member is not types.NoneType]
+
+
+def _choose(members: list[Any], discriminator: str | None, tag: str) -> Any:
+    for member in members:
+        if discriminator is not None and tag in _tags_of(member, discriminator):
+            return member
+        if getattr(member, "__name__", str(member)) == tag:
+            return member
+    return members[0]
+
+
+def _tags_of(member: Any, discriminator: str) -> list[str]:
+    member = _simplify(_Place(member)).annotation
+    if not isinstance(member, type) or not issubclass(member, BaseModel):
+        return []
+    field = member.model_fields.get(discriminator)
+    return [str(value) for value in get_args(field.annotation)] if field is not None else []
+
+
+def _child(annotation: Any, part: str | int) -> _Place:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        if field is None:
+            return _Place(Any)
+        return _Place(field.annotation, str(field.discriminator) if field.discriminator is not None else None)
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (list, set, frozenset) and arguments:
+        return _Place(arguments[0])
+    if get_origin(annotation) is dict and len(arguments) == 2:
+        return _Place(arguments[1])
+    return _Place(Any)
+
+
+def _describe(detail: ErrorDetails, path: tuple[str | int, ...], place: _Place, values: Mapping[str, Any]) -> str:
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind == "extra_forbidden":
+        return _unknown_key(str(path[-1]), place)
+    if kind == "missing":
+        return f"is required and not given. {_expected(place)}".rstrip()
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _wrong_choice(place, value)
+    if kind == "literal_error":
+        options = _literals(place.annotation)
+        hint = nearest_name(str(value), options)
+        return f"{_shown(value)} is not one of {', '.join(options)}.{f' Did you mean {hint!r}?' if hint else ''}"
+    if kind == "value_error":
+        return str(context.get("error", detail["msg"]))
+    advice = _type_advice(kind, value)
+    message = detail["msg"].replace("Input should be", "must be")
+    return f"{_shown(value)}: {message}{f'. {advice}' if advice else ''}"
+
+
+def _unknown_key(key: str, place: _Place) -> str:
+    annotation = place.annotation
+    known = list(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+    near = nearest_name(key, known)
+    hint = f" Did you mean {near!r}?" if near else ""
+    return f"unknown key. Known here: {', '.join(known)}.{hint}"
+
+
+def _wrong_choice(place: _Place, value: Any) -> str:
+    discriminator = place.discriminator or "kind"
+    tags = [
+        tag for member in _members(place.annotation) or [place.annotation] for tag in _tags_of(member, discriminator)
+    ]
+    given = value.get(discriminator) if isinstance(value, Mapping) else value
+    allowed = f"`{discriminator}` must be one of {', '.join(tags)}"
+    if given is None:
+        return f"says no `{discriminator}`. {allowed}"
+    near = nearest_name(str(given), tags)
+    return f"{_shown(given)}: {allowed}.{f' Did you mean {near!r}?' if near else ''}"
+
+
+def _literals(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [text for member in typing.get_args(annotation) for text in _literals(member)]
+
+
+def _expected(place: _Place) -> str:
+    members = _members(place.annotation)
+    if members and place.discriminator:
+        tags = [tag for member in members for tag in _tags_of(member, place.discriminator)]
+        return f"A section with `{place.discriminator}` one of {', '.join(tags)}"
+    if options := _literals(place.annotation):
+        return f"One of {', '.join(options)}"
+    annotation = place.annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        required = [name for name, field in annotation.model_fields.items() if field.is_required()]
+        return f"A section with {', '.join(required)}" if required else "A section"
+    return ""
+
+
+def _type_advice(kind: str, value: Any) -> str:
+    numeric = kind.startswith(("float_", "int_"))
+    if numeric and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return "Write a number"
+        if kind.startswith("int_") and not number.is_integer():
+            return "A whole number is needed"
+        text = value if kind.startswith("float_") else f"{number:.0f}"
+        return f"{value!r} is text: write {text} without quotes"
+    if numeric and isinstance(value, bool):
+        return "Write a number, not true or false"
+    if kind.startswith("int_") and isinstance(value, float):
+        return f"A whole number is needed: write {value:.0f}" if value.is_integer() else "A whole number is needed"
+    if kind == "string_type" and isinstance(value, int | float | bool):
+        return f'Write it in quotes: "{value}"'
+    if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off", "true", "false", "0", "1"):
+        return "Write true or false, without quotes"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"

@@ -1,0 +1,140 @@
+"""Scores that need a model: the reward model's, and the divergence from the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training_core.data.batching import batches_by_tokens, pad_sequences
+from training_core.errors import EvaluationError
+from training_core.evaluation.generation import ModelSource
+from training_core.evaluation.samples import EvaluationPrompt, ModelSamples
+from training_core.models.chat import encode_prompt
+from training_core.models.heads import RewardModel, load_reward_model, score_texts
+from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer
+from training_core.ops.logprobs import token_logprobs
+from training_core.records import Message, PromptRow
+
+
+def scoring_device() -> torch.device:
+    """Return the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class RewardScorer:
+    """The pipeline's reward model as a measure.
+
+    Args:
+        directory: written by the reward-model stage.
+        dtype: of the backbone; the head stays float32.
+        max_tokens_per_batch: bound on a forward pass.
+    """
+
+    def __init__(self, directory: Path, dtype: str, max_tokens_per_batch: int) -> None:
+        self._model: RewardModel = load_reward_model(directory, DTYPES[dtype]).to(scoring_device())
+        self._tokenizer = load_tokenizer(directory)
+        self._max_tokens = max_tokens_per_batch
+
+    def score(
+        self, name: str, table: ModelSamples, rows: Sequence[PromptRow], prompts: Sequence[EvaluationPrompt]
+    ) -> list[float]:
+        """Return one score an answer, in standard deviations above the mean of the reward model's training answers.
+
+        Raises:
+            EvaluationError: a score is not finite; names the prompt.
+        """
+        conversations = [
+            (rows[sample.prompt_index].prompt, [Message(role="assistant", content=sample.answer)])
+            for sample in table.samples
+        ]
+        try:
+            scores = self._scores(conversations)
+        except EvaluationError:
+            for sample, conversation in zip(table.samples, conversations, strict=True):
+                self._explain(name, prompts[sample.prompt_index].prompt_id, conversation)
+            raise
+        return [self._model.normalise(score) for score in scores]
+
+    def _scores(self, conversations: list[Any]) -> list[float]:
+        return score_texts(self._model, self._tokenizer, conversations, self._max_tokens)
+
+    def _explain(self, name: str, prompt_id: str, conversation: Any) -> None:
+        try:
+            self._scores([conversation])
+        except EvaluationError as error:
+            raise EvaluationError(
+                f"metric 'reward_model_score' of the {name}'s answer to prompt {prompt_id!r}: {error}. The reward "
+                "model is damaged or diverged: train it again with a lower learning rate"
+            ) from error
+
+
+def kl_to_reference(
+    source: ModelSource,
+    reference: ModelSource,
+    table: ModelSamples,
+    rows: Sequence[PromptRow],
+    *,
+    dtype: str,
+    temperature: float,
+    max_tokens_per_batch: int,
+) -> list[float | None]:
+    """Return for each answer the sum over its tokens of log p_model - log p_reference, in nats.
+
+    The mean over answers that the model sampled estimates KL(model || reference) without bias (the k1 estimator); one
+    answer's value may be negative. Probabilities are those at the sampling temperature; for greedy answers, at 1.
+    A model with another tokenizer has no such value: all are missing.
+    """
+    if source.tokenizer_sha256 != reference.tokenizer_sha256:
+        return [None] * len(table.samples)
+    tokenizer = load_tokenizer(reference.directory)
+    prompt_ids = [encode_prompt(tokenizer, row.prompt) for row in rows]
+    sequences = [(prompt_ids[sample.prompt_index], list(sample.token_ids)) for sample in table.samples]
+
+    def logprobs_under(model: ModelSource) -> list[float]:
+        loaded: Any = load_causal_lm(model.directory, DTYPES[dtype])
+        return answer_logprobs(
+            loaded.to(scoring_device()),
+            sequences,
+            temperature=temperature or 1.0,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+
+    return [ours - theirs for ours, theirs in zip(logprobs_under(source), logprobs_under(reference), strict=True)]
+
+
+@torch.no_grad()
+def answer_logprobs(
+    model: Any,
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    temperature: float,
+    max_tokens_per_batch: int,
+) -> list[float]:
+    """Return the log-probability of each answer given its prompt, in nats; the sum of its tokens'.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        sequences: (prompt ids, answer ids), both not empty.
+        temperature: divides the logits, above 0.
+        max_tokens_per_batch: bound on rows x width of a batch.
+    """
+    whole = [[*prompt, *answer] for prompt, answer in sequences]
+    weight = model.get_output_embeddings().weight
+    totals = [math.nan] * len(sequences)
+    for batch in batches_by_tokens([len(ids) for ids in whole], max_tokens_per_batch):
+        input_ids, mask = pad_sequences([whole[index] for index in batch], pad_token_id=0)
+        starts = torch.tensor([len(sequences[index][0]) for index in batch])
+        # The hidden state before a token predicts it.
+        scored = (mask[:, 1:] & (torch.arange(1, mask.shape[1]) >= starts[:, None])).to(weight.device)
+        input_ids = input_ids.to(weight.device)
+        # Padding is on the right, where causal attention never looks: no mask needed.
+        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+        logprobs, _ = token_logprobs(hidden[scored], weight, input_ids[:, 1:][scored], temperature=temperature)
+        parts = torch.split(logprobs.double(), scored.sum(dim=1).tolist())
+        for index, part in zip(batch, parts, strict=True):
+            totals[index] = float(part.sum())
+    return totals

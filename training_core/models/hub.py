@@ -1,0 +1,43 @@
+"""Fetch a checkpoint from the Hugging Face hub: safetensors, configs and tokenizer files of one commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from training_core.errors import ConfigurationError, ServerUnreachableError
+
+WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+"""Pickled weights are never fetched."""
+
+
+def fetch_from_hub(repository: str, revision: str) -> Path:
+    """Return the local folder of a repository at one commit.
+
+    Raises:
+        ConfigurationError: offline mode, or no such repository, commit or permission.
+        ServerUnreachableError: the hub does not answer.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigurationError(
+            f"checkpoint.source hub:{repository} needs the network, but HF_HUB_OFFLINE is set. Unset it, or name a "
+            "local folder or .gguf file as checkpoint.source"
+        )
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(WANTED)))
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            raise unreachable(repository, error) from error
+        raise ConfigurationError(
+            f"hub:{repository} at {revision} was not found, or needs a token in HF_TOKEN: {error}"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise unreachable(repository, error) from error
+
+
+def unreachable(repository: str, error: Exception) -> ServerUnreachableError:
+    return ServerUnreachableError(
+        f"hub:{repository} cannot be fetched now: {error}. Run the same command again later, or name a local folder"
+    )

@@ -1,0 +1,136 @@
+"""Log-probabilities and entropy of chosen tokens without a [batch, time, vocabulary] tensor.
+
+Shapes: N chosen positions, D hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEFAULT_CHUNK_SIZE = 256
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    matmul_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the log-probability of target tokens and the entropy of their distributions, chunk by chunk.
+
+    logits_i = (weight @ hidden_i) / temperature; logprob_i = logits_i[targets_i] - logsumexp(logits_i);
+    entropy_i = logsumexp(logits_i) - sum_v softmax(logits_i)_v * logits_i_v.
+
+    At most `chunk_size` rows of logits exist at a time; the backward pass computes them again.
+
+    Special cases:
+        Equals log_softmax(hidden @ weight.T / temperature) read at the targets, for every `chunk_size`.
+
+    Args:
+        hidden: [positions, width], the model's last hidden states at the positions that predict a target.
+        weight: [vocabulary, width], the output head, without bias.
+        targets: [positions], int64 token ids.
+        temperature: divides the logits, above 0.
+        chunk_size: rows of logits held at a time, at least 1.
+        matmul_dtype: number format of the matrix product; None takes that of `hidden`. Sums are float32 (float64 when
+            the product is).
+
+    Returns:
+        (logprobs, entropy), each [positions], nats, float32 (float64 when the product is). Entropy carries no gradient.
+
+    Gradient:
+        logprobs: to `hidden` and `weight`. entropy: detached, it is a metric here.
+
+    Raises:
+        ValueError: a temperature or chunk size out of range, or shapes that do not fit.
+
+    Source:
+        The definition of softmax; recomputing chunks as in Wijmans et al. 2024 "Cut Your Losses", arXiv 2411.09009,
+        section 3 (here in plain torch, without its gradient filter).
+
+    Example:
+        >>> hidden, weight = torch.zeros(2, 4), torch.ones(8, 4)
+        >>> logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([0, 3]))
+        >>> torch.allclose(logprobs, torch.full((2,), -2.0794415)), torch.allclose(entropy, -logprobs)
+        (True, True)
+    """
+    if temperature <= 0.0 or chunk_size < 1:
+        raise ValueError(f"temperature ({temperature}) must be above 0 and chunk_size ({chunk_size}) at least 1")
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+        raise ValueError(
+            f"expected hidden [N, D], weight [V, D], targets [N]; got {tuple(hidden.shape)}, {tuple(weight.shape)}, "
+            f"{tuple(targets.shape)}"
+        )
+    logprobs, entropy = _ChunkedTokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, temperature, chunk_size, matmul_dtype or hidden.dtype
+    )
+    return logprobs, entropy
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """Return temperature-scaled logits in float32, or float64 when the product is."""
+    product = hidden @ weight.T
+    wide = product if product.dtype == torch.float64 else product.float()
+    return wide.div_(temperature) if temperature != 1.0 else wide
+
+
+class _ChunkedTokenLogprobs(torch.autograd.Function):
+    """token_logprobs with a backward pass that holds one chunk of logits at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+        matmul_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        out_dtype = torch.float64 if matmul_dtype == torch.float64 else torch.float32
+        narrow_weight = weight.to(matmul_dtype)
+        narrow_hidden = hidden.to(matmul_dtype)
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=out_dtype)
+        entropy = torch.empty_like(logprobs)
+        log_normalisers = torch.empty_like(logprobs)
+        for start in range(0, hidden.shape[0], chunk_size):
+            rows = slice(start, start + chunk_size)
+            logits = _logits(narrow_hidden[rows], narrow_weight, temperature)
+            normaliser = torch.logsumexp(logits, dim=-1)
+            logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - normaliser
+            probabilities = (logits - normaliser[:, None]).exp_()
+            entropy[rows] = normaliser - torch.einsum("nv,nv->n", probabilities, logits)
+            log_normalisers[rows] = normaliser
+        ctx.save_for_backward(hidden, weight, targets, log_normalisers)
+        ctx.temperature, ctx.chunk_size, ctx.matmul_dtype = temperature, chunk_size, matmul_dtype
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs = gradients[0]
+        hidden, weight, targets, log_normalisers = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        narrow_weight = weight.to(ctx.matmul_dtype)
+        narrow_hidden = hidden.to(ctx.matmul_dtype)
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        for start in range(0, hidden.shape[0], ctx.chunk_size):
+            rows = slice(start, start + ctx.chunk_size)
+            logits = _logits(narrow_hidden[rows], narrow_weight, ctx.temperature)
+            # d logprob / d logits = onehot - softmax, times the incoming gradient.
+            scale = (grad_logprobs[rows] / ctx.temperature)[:, None]
+            grad_logits = logits.sub_(log_normalisers[rows, None]).exp_().mul_(-scale)
+            grad_logits.scatter_add_(1, targets[rows, None], scale.to(grad_logits.dtype))
+            narrow_grad = grad_logits.to(ctx.matmul_dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = (narrow_grad @ narrow_weight).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += (narrow_grad.T @ narrow_hidden[rows]).to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None

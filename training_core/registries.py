@@ -1,0 +1,82 @@
+"""Every table of names that a config chooses from. What is registered is a thin adapter over a plain function.
+
+To add an entry, write the function where its kind lives, add it here, and give the config a variant. A test runs every
+entry of every table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from training_core.ops import advantages, aggregation, kl, policy_losses
+from training_core.registry import Registry
+from training_core.rewards import rules
+from training_core.rewards.base import RewardFunction
+from training_core.rollout.base import RolloutEngine
+
+ADVANTAGE_ESTIMATORS: Registry[Callable[[Tensor, Tensor, Tensor], advantages.GroupAdvantages]] = Registry(
+    "advantage estimator"
+)
+"""(scores, group_ids, present) -> advantages."""
+ADVANTAGE_ESTIMATORS.add(
+    "group_normalised", lambda s, g, present: advantages.group_advantages(s, g, present, divide_by_std=True)
+)
+ADVANTAGE_ESTIMATORS.add(
+    "group_centred", lambda s, g, present: advantages.group_advantages(s, g, present, divide_by_std=False)
+)
+
+POLICY_LOSSES: Registry[Callable[..., tuple[Tensor, Tensor]]] = Registry("policy loss")
+"""(logprobs, old_logprobs, advantages, mask, **knobs) -> (loss, is_clipped), each [batch, time]."""
+POLICY_LOSSES.add("clipped_surrogate", policy_losses.clipped_surrogate)
+
+KL_ESTIMATORS: Registry[Callable[[Tensor], Tensor]] = Registry("KL estimator")
+"""log policy - log reference -> nats a token: values for metrics and rewards."""
+KL_ESTIMATORS.add("k1", kl.k1)
+KL_ESTIMATORS.add("k2", kl.k2)
+KL_ESTIMATORS.add("k3", kl.k3)
+
+KL_LOSSES: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL loss")
+"""(log policy - log reference, log policy - log sampling policy) -> nats a token, for a term of the loss."""
+KL_LOSSES.add("k2", lambda log_ratio, importance: kl.k2(log_ratio))
+KL_LOSSES.add("k3", lambda log_ratio, importance: kl.k3(log_ratio))
+KL_LOSSES.add("k3_ratio", kl.k3_with_ratio)
+
+AGGREGATIONS: Registry[Callable[..., Tensor]] = Registry("loss aggregation")
+"""(mask of the whole optimizer step, **knobs) -> weights [batch, time]."""
+AGGREGATIONS.add("token_mean", aggregation.token_mean_weights)
+AGGREGATIONS.add("sequence_mean_token_mean", aggregation.sequence_mean_token_mean_weights)
+AGGREGATIONS.add("sequence_mean_token_sum", aggregation.sequence_mean_token_sum_weights)
+AGGREGATIONS.add("constant", aggregation.constant_weights)
+
+REWARD_RULES: Registry[Callable[[Any], RewardFunction]] = Registry("reward rule")
+"""Config of a rule (training_core/config/rewards.py, by its `kind`) -> reward function. Evaluation uses them too."""
+REWARD_RULES.add("length", rules.build_length)
+REWARD_RULES.add("regex", rules.build_regex)
+REWARD_RULES.add("contains", rules.build_contains)
+REWARD_RULES.add("exact_match", rules.build_exact_match)
+REWARD_RULES.add("truncation", rules.build_truncation)
+REWARD_RULES.add("soft_overlong", rules.build_soft_overlong)
+REWARD_RULES.add("repetition", rules.build_repetition)
+REWARD_RULES.add("sentiment", rules.build_sentiment)
+REWARD_RULES.add("custom", rules.build_custom)
+
+
+def _vllm(*arguments: Any, **keywords: Any) -> RolloutEngine:
+    from training_core.rollout.vllm import VllmEngine
+
+    return VllmEngine(*arguments, **keywords)
+
+
+def _transformers(*arguments: Any, **keywords: Any) -> RolloutEngine:
+    from training_core.rollout.transformers import TransformersEngine
+
+    return TransformersEngine(*arguments, **keywords)
+
+
+ROLLOUT_ENGINES: Registry[Callable[..., RolloutEngine]] = Registry("rollout engine")
+"""(config, model_directory, *, max_prompt_tokens, max_new_tokens, eos_token_ids) -> engine."""
+ROLLOUT_ENGINES.add("vllm", _vllm)
+ROLLOUT_ENGINES.add("transformers", _transformers)

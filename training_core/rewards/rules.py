@@ -1,0 +1,178 @@
+"""Rewards that need no model: plain functions of the answers, and the builders that configs name.
+
+The functions are pure. Evaluation uses the same ones as measures of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from training_core.config.rewards import (
+    ContainsReward,
+    CustomReward,
+    ExactMatchReward,
+    LengthReward,
+    RegexReward,
+    RepetitionReward,
+    SentimentReward,
+    SoftOverlongReward,
+    TruncationReward,
+)
+from training_core.errors import ConfigurationError
+from training_core.records import Message, StopReason
+from training_core.rewards.base import RewardContext, RewardFunction
+
+Prompts = Sequence[Sequence[Message]]
+Answers = Sequence[str]
+Scores = list[float | None]
+
+
+def length_score(num_tokens: int, *, min_tokens: int, max_tokens: int, slack_tokens: int) -> float:
+    """Return 1 inside [min_tokens, max_tokens], falling linearly to 0 at `slack_tokens` outside.
+
+    >>> [length_score(n, min_tokens=4, max_tokens=8, slack_tokens=4) for n in (4, 8, 10, 12, 40, 2)]
+    [1.0, 1.0, 0.5, 0.0, 0.0, 0.5]
+    """
+    outside = max(min_tokens - num_tokens, num_tokens - max_tokens, 0)
+    return max(0.0, 1.0 - outside / slack_tokens)
+
+
+def repetition_fraction(text: str, ngram: int = 4) -> float:
+    """Return the share of word n-grams that occurred before in the text; 0 for texts shorter than one n-gram.
+
+    >>> repetition_fraction("a b c d a b c d", ngram=4)
+    0.2
+    """
+    words = text.lower().split()
+    ngrams = [tuple(words[start : start + ngram]) for start in range(len(words) - ngram + 1)]
+    return 1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
+
+
+def normalise_space(text: str) -> str:
+    return " ".join(text.split())
+
+
+@functools.lru_cache(maxsize=1)
+def _vader() -> Any:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()
+
+
+def sentiment_score(text: str) -> float:
+    """Return VADER's compound sentiment of `text`, in [-1, 1]; 0 for an empty text.
+
+    >>> sentiment_score("I love this wonderful day") > 0.5 > sentiment_score("I hate this awful day")
+    True
+    """
+    return float(_vader().polarity_scores(text)["compound"])
+
+
+def build_length(config: LengthReward) -> RewardFunction:
+    limits = {"min_tokens": config.min_tokens, "max_tokens": config.max_tokens, "slack_tokens": config.slack_tokens}
+
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        return [length_score(n, **limits) for n in context.num_tokens]
+
+    return score
+
+
+def build_regex(config: RegexReward) -> RewardFunction:
+    pattern = re.compile(config.pattern, re.IGNORECASE if config.ignore_case else 0)
+
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        if config.match == "full":
+            return [float(pattern.fullmatch(answer.strip()) is not None) for answer in answers]
+        return [float(pattern.search(answer) is not None) for answer in answers]
+
+    return score
+
+
+def build_contains(config: ContainsReward) -> RewardFunction:
+    def fold(text: str) -> str:
+        return text.casefold() if config.ignore_case else text
+
+    phrases = [fold(phrase) for phrase in config.phrases]
+
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        return [sum(phrase in fold(answer) for phrase in phrases) / len(phrases) for answer in answers]
+
+    return score
+
+
+def build_exact_match(config: ExactMatchReward) -> RewardFunction:
+    def fold(text: str) -> str:
+        text = normalise_space(text)
+        return text.casefold() if config.ignore_case else text
+
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        references = [extra.get(config.reference_key) for extra in context.extras]
+        return [
+            None if reference is None else float(fold(answer) == fold(str(reference)))
+            for answer, reference in zip(answers, references, strict=True)
+        ]
+
+    return score
+
+
+def build_truncation(config: TruncationReward) -> RewardFunction:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        return [-1.0 if reason == StopReason.LENGTH else 0.0 for reason in context.stop_reasons]
+
+    return score
+
+
+def build_soft_overlong(config: SoftOverlongReward) -> RewardFunction:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        import torch
+
+        from training_core.ops.shaping import soft_overlong_penalty
+
+        # The end-of-turn token counts against the limit too.
+        ended = [reason == StopReason.EOS for reason in context.stop_reasons]
+        lengths = torch.tensor([n + int(eos) for n, eos in zip(context.num_tokens, ended, strict=True)])
+        penalty = soft_overlong_penalty(lengths, max_tokens=context.max_new_tokens, buffer_tokens=config.buffer_tokens)
+        return [float(value) for value in penalty]
+
+    return score
+
+
+def build_repetition(config: RepetitionReward) -> RewardFunction:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        return [-repetition_fraction(answer, config.ngram) for answer in answers]
+
+    return score
+
+
+def build_sentiment(config: SentimentReward) -> RewardFunction:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        return [sentiment_score(answer) for answer in answers]
+
+    return score
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """Return the function that `package.module:name` names.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or has no such function.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"import_path {path!r} cannot be imported: {error}. It must read `package.module:function`, and the "
+            "package must be installed or lie on PYTHONPATH"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"import_path {path!r} names a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def build_custom(config: CustomReward) -> RewardFunction:
+    return functools.partial(import_function(config.import_path), **config.parameters)

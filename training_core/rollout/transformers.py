@@ -1,0 +1,209 @@
+"""A plain sampling loop over a transformers model, with a cache of keys and values.
+
+Each answer draws from its own generator, so what it becomes depends on its prompt, its seed and the weights, not on
+what else is in the batch or in which order. (Sums over another batch size may round differently in the last bit.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from training_core.config.rollout import TransformersRolloutConfig
+from training_core.models.loading import DTYPES, load_causal_lm
+from training_core.protocol.digests import weights_digest
+from training_core.records import StopReason
+from training_core.rollout.base import (
+    LogprobsKind,
+    NamedTensors,
+    Poll,
+    Rollout,
+    RolloutRequest,
+    SamplingSettings,
+    WeightReport,
+    build_report,
+    combine_digests,
+    no_poll,
+    tensor_digests,
+)
+
+
+class TransformersEngine:
+    """Samples with a model of its own, whose weights are replaced before each rollout.
+
+    Args:
+        config: the engine's knobs.
+        model_directory: the checkpoint that gives architecture and first weights.
+        max_prompt_tokens: longest prompt it must take.
+        max_new_tokens: longest answer it must give.
+        eos_token_ids: tokens that end an answer.
+        device: where the model lives.
+    """
+
+    def __init__(
+        self,
+        config: TransformersRolloutConfig,
+        model_directory: Path,
+        *,
+        max_prompt_tokens: int,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device | None = None,
+    ) -> None:
+        self.num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
+        self._model_directory = model_directory
+        self._max_num_sequences = config.max_num_sequences
+        self._dtype = DTYPES[config.dtype]
+        self._device = device or torch.device("cpu")
+        self._eos = torch.tensor(sorted(set(eos_token_ids)), device=self._device)
+        self._model: PreTrainedModel | None = load_causal_lm(model_directory, self._dtype).to(self._device)  # type: ignore[arg-type]
+        self._digests: dict[str, str] | None = None
+        self._report: WeightReport | None = None
+        self._checkpoint_sha256 = ""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        if self._model is None:
+            raise RuntimeError("this rollout engine was closed")
+        return self._model
+
+    @torch.no_grad()
+    def load_weights(self, tensors: NamedTensors, version: int) -> WeightReport:
+        held = dict(self.model.named_parameters())
+        for name, tensor in tensors:
+            held[name].copy_(tensor)
+        # Read back from the model: the report is about what the engine holds.
+        digests = tensor_digests([(name, held[name]) for name, _ in tensors], self._dtype)
+        self._report = build_report(version, digests, self._digests)
+        self._digests = digests
+        return self._report
+
+    def reported_weights(self) -> WeightReport | None:
+        return self._report
+
+    def weights_digest_of(self, tensors: NamedTensors) -> str:
+        return combine_digests(tensor_digests(tensors, self._dtype))
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll = no_poll
+    ) -> list[Rollout]:
+        rollouts = []
+        for start in range(0, len(requests), self._max_num_sequences):
+            rollouts += self._generate_batch(requests[start : start + self._max_num_sequences], sampling, poll)
+        return rollouts
+
+    @torch.no_grad()
+    def _generate_batch(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll
+    ) -> list[Rollout]:
+        input_ids, attention_mask = left_padded([request.prompt_ids for request in requests], self._device)
+        uniforms = request_uniforms(requests, sampling.max_new_tokens).to(self._device)
+        cache = DynamicCache(config=self.model.config)
+        positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        active = torch.arange(len(requests), device=self._device)
+        tokens: list[list[int]] = [[] for _ in requests]
+        logprobs: list[list[float]] = [[] for _ in requests]
+        for step in range(sampling.max_new_tokens):
+            poll()
+            output = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            chosen, chosen_logprobs = draw_tokens(output.logits[:, -1], uniforms[active, step], sampling)
+            for row, token, logprob in zip(active.tolist(), chosen.tolist(), chosen_logprobs.tolist(), strict=True):
+                tokens[row].append(token)
+                logprobs[row].append(logprob)
+            going_on = ~torch.isin(chosen, self._eos)
+            if not bool(going_on.any()):
+                break
+            if not bool(going_on.all()):
+                keep = going_on.nonzero()[:, 0]
+                cache.batch_select_indices(keep)
+                active, chosen, attention_mask, positions = (
+                    x[keep] for x in (active, chosen, attention_mask, positions)
+                )
+            input_ids = chosen[:, None]
+            attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(active), 1)], dim=1)
+            positions = positions[:, -1:] + 1
+        return [self._rollout(*row) for row in zip(requests, tokens, logprobs, strict=True)]
+
+    def _rollout(self, request: RolloutRequest, tokens: list[int], logprobs: list[float]) -> Rollout:
+        return Rollout(
+            prompt_id=request.prompt_id,
+            sample_index=request.sample_index,
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            logprobs_kind=LogprobsKind.SAMPLED,
+            stop_reason=StopReason.EOS if tokens[-1] in self._eos.tolist() else StopReason.LENGTH,
+            weight_version=self._report.version if self._report else 0,
+            weights_sha256=self._report.sha256 if self._report else self._digest_of_checkpoint(),
+        )
+
+    def _digest_of_checkpoint(self) -> str:
+        if not self._checkpoint_sha256:
+            self._checkpoint_sha256 = weights_digest(self._model_directory)
+        return self._checkpoint_sha256
+
+    def close(self) -> None:
+        self._model = None
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return ([batch, time] ids, [batch, time] attention mask), padded with id 0 on the left."""
+    width = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def request_uniforms(requests: Sequence[RolloutRequest], num_tokens: int) -> Tensor:
+    """Return [requests, num_tokens] float64 in [0, 1): row i comes from the seed of request i alone."""
+    rows = []
+    for request in requests:
+        generator = torch.Generator().manual_seed(request.seed)
+        rows.append(torch.rand(num_tokens, generator=generator, dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Draw one token a row by inverting the cumulative distribution.
+
+    Args:
+        logits: [batch, vocabulary].
+        uniforms: [batch] float64 in [0, 1).
+        sampling: temperature 0 takes the largest logit.
+
+    Returns:
+        ([batch] token ids, [batch] float32 natural-log probabilities under the distribution drawn from).
+    """
+    if sampling.temperature == 0.0:
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        tokens = logprobs.argmax(dim=-1)
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+    if sampling.top_p < 1.0:
+        logprobs = keep_top_p(logprobs, sampling.top_p)
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    # Scaled by the total, which rounding leaves a little off 1: a draw can then never pass the last possible token.
+    targets = (uniforms * cumulative[:, -1])[:, None]
+    tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def keep_top_p(logprobs: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest tokens whose probabilities reach `top_p`, renormalised; the others get -inf."""
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.double().exp().cumsum(dim=-1) - ordered.double().exp()
+    kept = torch.zeros_like(logprobs, dtype=torch.bool).scatter_(1, order, mass_before < top_p)
+    return torch.log_softmax(logprobs.masked_fill(~kept, -float("inf")), dim=-1)

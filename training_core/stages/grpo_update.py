@@ -1,0 +1,288 @@
+"""The training half of a GRPO step: from scored answers to updated weights.
+
+Read `GrpoUpdater.update` from top to bottom; the maths is in training_core/ops.
+
+Shapes: N answers of the step, T longest answer, B rows of a micro-batch, t its longest answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from training_core.config.algorithms import GrpoConfig, KlInLoss, KlInReward
+from training_core.engines.single import SingleProcessEngine, StepReport
+from training_core.loop import StepAbandonedError
+from training_core.metrics import MetricSums
+from training_core.ops.aggregation import weighted_sum
+from training_core.ops.kl import k1, k3
+from training_core.ops.masking import masked_fill_zero, masked_sum
+from training_core.registries import ADVANTAGE_ESTIMATORS, AGGREGATIONS, KL_LOSSES, POLICY_LOSSES
+from training_core.rollout.batch import MicroBatch, TrajectoryBatch, split_micro_batches
+from training_core.seeding import permutation
+from training_core.sentinels import check_finite_loss, check_reference_is_start, check_sampler_agrees
+from training_core.stages.policy_forward import Precision, answer_logprobs, check_output_head
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """Answers and what they are worth. Rows come group after group."""
+
+    batch: TrajectoryBatch
+    scores: Tensor
+    """[N] float64; anything where `present` is false."""
+    present: Tensor
+    """[N] bool: false where an answer has no score."""
+    is_truncated: Tensor
+    """[N] bool."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the updates of one step learn from; all on the CPU."""
+
+    batch: TrajectoryBatch
+    mask: Tensor
+    """[N, T] bool: the tokens that count in the loss. The one mask: numerators and denominators use it."""
+    advantages: Tensor
+    """[N] float32."""
+    old_logprobs: Tensor | None
+    """[N, T] of the policy before the first update; None when one update is made, whose ratio is 1."""
+    reference_logprobs: Tensor | None
+    """[N, T]; None when there is no reference, or when training's forward pass comes first."""
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """What a forward pass said about a micro-batch, each [B, t] and without gradient."""
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    reference_logprobs: Tensor | None
+    entropy: Tensor
+    is_clipped: Tensor
+    mask: Tensor
+
+
+class GrpoUpdater:
+    """Turns one scored rollout into `num_epochs * num_minibatches` optimizer updates.
+
+    Args:
+        config: the algorithm.
+        policy: float32 master weights.
+        reference: frozen start of the policy; None when no KL is asked for.
+        optimizer: owns the policy's parameters.
+        temperature: of the sampling; all log-probabilities are taken at it.
+        pad_token_id: any id of the vocabulary.
+        seed: the run's seed.
+        should_stop: asked before each micro-batch of the first update; true gives up the step.
+    """
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        policy: PreTrainedModel,
+        reference: PreTrainedModel | None,
+        optimizer: SingleProcessEngine,
+        *,
+        temperature: float,
+        pad_token_id: int,
+        seed: int,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.reference = reference
+        self.optimizer = optimizer
+        self.temperature = temperature
+        self.pad_token_id = pad_token_id
+        self.seed = seed
+        self.should_stop = should_stop
+        self.device = next(policy.parameters()).device
+        self.precision = Precision(config.autocast, self.device)
+        self._head_checked = False
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.config.num_epochs * self.config.num_minibatches
+
+    def update(self, step: int, scored: ScoredBatch) -> dict[str, float]:
+        """Update the policy from the answers of step `step` (from 1); return metrics.
+
+        Raises:
+            StepAbandonedError: asked to stop; no weight has changed.
+            TrainingDivergedError: a loss or gradient is not finite; no weight has changed in this update.
+        """
+        sums = MetricSums()
+        old, reference = self.logprobs_before(scored.batch)
+        scores = scored.scores
+        if isinstance(self.config.kl, KlInReward):
+            scores = scores - self.config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
+        group_ids = torch.arange(len(scored.batch)) // self.config.group_size
+        groups = ADVANTAGE_ESTIMATORS[self.config.advantage](scores, group_ids, scored.present)
+        counted = scored.present & ~scored.is_truncated if self.config.mask_truncated else scored.present
+        mask = scored.batch.mask & counted[:, None]
+        signal = Signal(scored.batch, mask, groups.advantages.float(), old, reference)
+        reports = []
+        for number, rows in enumerate(self.minibatches(step)):
+            report = self.optimizer_update(step, number, rows, signal, sums)
+            reports += [report] if report else []
+        metrics = sums.means()
+        metrics["rollout/zero_variance_group_fraction"] = groups.num_zero_variance_groups / max(groups.num_groups, 1)
+        metrics["train/num_updates"] = len(reports)
+        if reports:
+            metrics["policy/grad_norm"] = sum(report.grad_norm for report in reports) / len(reports)
+            metrics["train/learning_rate"] = reports[-1].learning_rate
+        return metrics
+
+    def minibatches(self, step: int) -> list[list[int]]:
+        """Return the rows of each update: whole groups, in an order of its own for each epoch."""
+        config = self.config
+        result = []
+        for epoch in range(config.num_epochs):
+            order = permutation(config.prompts_per_step, self.seed, "minibatch", step, epoch)
+            for number in range(config.num_minibatches):
+                groups = sorted(order[number :: config.num_minibatches])
+                starts = [group * config.group_size for group in groups]
+                result.append([start + sample for start in starts for sample in range(config.group_size)])
+        return result
+
+    @torch.no_grad()
+    def logprobs_before(self, batch: TrajectoryBatch) -> tuple[Tensor | None, Tensor | None]:
+        """Return log-probs of policy and reference before the first update, each [N, T], where they are needed first.
+
+        They are when several updates use one rollout, or when the KL is part of the reward. Else the ratio is 1 and
+        training's own forward pass gives them: two forward passes less.
+        """
+        if self.updates_per_step == 1 and not isinstance(self.config.kl, KlInReward):
+            return None, None
+        old = torch.zeros(batch.mask.shape, dtype=torch.float32)
+        reference = torch.zeros_like(old) if self.reference is not None else None
+        for micro in self.split(batch, range(len(batch))):
+            self.give_up_if_stopped()
+            rows, columns = micro.rows, slice(0, micro.mask.shape[1])
+            old[rows, columns] = self.forward(self.policy, micro)[0].cpu()
+            if reference is not None and self.reference is not None:
+                reference[rows, columns] = self.forward(self.reference, micro)[0].cpu()
+        return old, reference
+
+    def forward(self, model: PreTrainedModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        return answer_logprobs(model, micro, self.temperature, self.precision)
+
+    def split(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[MicroBatch]:
+        return split_micro_batches(batch, rows, self.config.micro_batch_size, self.pad_token_id, self.device)
+
+    def optimizer_update(
+        self, step: int, number: int, rows: Sequence[int], signal: Signal, sums: MetricSums
+    ) -> StepReport | None:
+        """Do one optimizer update; None when no answer of it carries a signal (the weights stay as they are)."""
+        aggregation = self.config.aggregation
+        weights = torch.zeros(signal.mask.shape, dtype=torch.float64)
+        weigh = AGGREGATIONS[aggregation.kind]
+        weights[rows] = weigh(signal.mask[rows], **aggregation.model_dump(exclude={"kind"}))
+        rows = [row for row in rows if self.has_signal(signal, row)]
+        total = 0.0
+        for micro in self.split(signal.batch, rows):
+            if number == 0:
+                self.give_up_if_stopped()
+            self.check_head_once(micro)
+            loss = self.micro_loss(micro, signal, weights, sums, first_update=number == 0)
+            total += float(loss.detach())
+            check_finite_loss(total, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+        if not rows:
+            return None
+        sums.add("policy/loss", total, 1)
+        if number == 0:
+            self.check_first_update(step, sums)
+        return self.optimizer.step((step - 1) * self.updates_per_step + number + 1)
+
+    def has_signal(self, signal: Signal, row: int) -> bool:
+        """Return whether an answer can have a gradient: it counts, and has an advantage or a KL term in the loss."""
+        counts = bool(signal.mask[row].any())
+        return counts and (float(signal.advantages[row]) != 0.0 or isinstance(self.config.kl, KlInLoss))
+
+    def micro_loss(
+        self, micro: MicroBatch, signal: Signal, weights: Tensor, sums: MetricSums, *, first_update: bool
+    ) -> Tensor:
+        """Return this micro-batch's part of the update's loss, and add to the step's metrics."""
+        config = self.config
+        mask = micro.select(signal.mask).to(self.device)
+        logprobs, entropy = self.forward(self.policy, micro)
+        old = logprobs.detach() if signal.old_logprobs is None else micro.select(signal.old_logprobs).to(self.device)
+        reference = self.reference_of(micro, signal)
+        losses, is_clipped = POLICY_LOSSES["clipped_surrogate"](
+            logprobs,
+            old,
+            signal.advantages[micro.rows][:, None].to(self.device),
+            mask,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+        )
+        if isinstance(config.kl, KlInLoss):
+            assert reference is not None
+            log_ratio = masked_fill_zero(logprobs - reference, mask)
+            importance = masked_fill_zero(logprobs - old, mask)
+            losses = losses + config.kl.coefficient * KL_LOSSES[config.kl.estimator](log_ratio, importance)
+        values = TokenValues(logprobs.detach(), old, reference, entropy, is_clipped, mask)
+        add_policy_metrics(sums, values)
+        if first_update:
+            add_first_update_metrics(sums, values, micro.select(signal.batch.sampler_logprobs).to(self.device))
+        return weighted_sum(losses, micro.select(weights).to(self.device), mask)
+
+    @torch.no_grad()
+    def reference_of(self, micro: MicroBatch, signal: Signal) -> Tensor | None:
+        if self.reference is None:
+            return None
+        if signal.reference_logprobs is not None:
+            return micro.select(signal.reference_logprobs).to(self.device)
+        return self.forward(self.reference, micro)[0]
+
+    def check_head_once(self, micro: MicroBatch) -> None:
+        if not self._head_checked:
+            check_output_head(self.policy, micro, self.precision)
+            self._head_checked = True
+
+    def check_first_update(self, step: int, sums: MetricSums) -> None:
+        """Check what must hold before the first update of a step: same weights in sampler, trainer and, at the start,
+        reference."""
+        means = sums.means()
+        check_sampler_agrees(means["rollout/sampler_trainer_kl_nats"], self.config.max_sampler_trainer_kl_nats, step)
+        if step == 1 and self.reference is not None:
+            check_reference_is_start(means["kl/policy_ref_nats"], step)
+
+    def give_up_if_stopped(self) -> None:
+        if self.should_stop():
+            raise StepAbandonedError
+
+
+def answer_kl(policy: Tensor | None, reference: Tensor | None, mask: Tensor) -> Tensor:
+    """Return [N] float64: the sum over each answer's tokens of log policy - log reference (k1), in nats."""
+    assert policy is not None
+    assert reference is not None
+    return masked_sum(k1(policy.double() - reference.double()), mask, dim=1)
+
+
+def add_policy_metrics(sums: MetricSums, values: TokenValues) -> None:
+    """Add what every update of a step reports: means over its tokens, in float64."""
+    count = int(values.mask.sum())
+    ratio = masked_fill_zero(values.logprobs - values.old_logprobs, values.mask).exp()
+    sums.add("policy/entropy_nats", float(masked_sum(values.entropy.double(), values.mask)), count)
+    sums.add("policy/clip_fraction", int((values.is_clipped & values.mask).sum()), count)
+    sums.add("policy/ratio_mean", float(masked_sum(ratio.double(), values.mask)), count)
+
+
+def add_first_update_metrics(sums: MetricSums, values: TokenValues, sampler_logprobs: Tensor) -> None:
+    """Add what compares the policy that sampled with the engine's log-probs and with the reference."""
+    mask, count = values.mask, int(values.mask.sum())
+    mismatch = masked_fill_zero(sampler_logprobs - values.logprobs, mask).double()
+    sums.add("rollout/sampler_trainer_kl_nats", float(masked_sum(k3(mismatch), mask)), count)
+    if values.reference_logprobs is not None:
+        log_ratio = masked_fill_zero(values.logprobs - values.reference_logprobs, mask).double()
+        sums.add("kl/policy_ref_nats", float(masked_sum(k3(log_ratio), mask)), count)
+        sums.add("kl/policy_ref_k1_nats", float(masked_sum(k1(log_ratio), mask)), count)
+        sums.add("kl/policy_ref_answer_nats", float(masked_sum(k1(log_ratio), mask)), int(mask.any(dim=1).sum()))

@@ -1,0 +1,246 @@
+"""Stage `reward_model`: learn from pairs which answer people prefer.
+
+Loss of a pair: −log σ(r_chosen − r_rejected) (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, eq. 1),
+r the scalar at the answer's EOS. One optimizer step is `batch_size` pairs; its loss is the sum over pairs divided by
+their number, however they are cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from training_core.checkpoint import CheckpointStore
+from training_core.config.reward_model import RewardModelConfig
+from training_core.data.batching import micro_batches, pad_sequences
+from training_core.data.preferences import read_pairs
+from training_core.engines.single import ParameterGroup, SingleProcessEngine, StepReport, group_of
+from training_core.errors import DataError
+from training_core.metrics import MetricSums
+from training_core.models.chat import encode_pair
+from training_core.models.heads import RewardModel, new_reward_model, save_reward_model
+from training_core.models.loading import load_tokenizer
+from training_core.protocol.atomic import read_json, write_json
+from training_core.protocol.context import StageContext
+from training_core.protocol.digests import weights_digest
+from training_core.records import PreferencePair, StageOutcome
+from training_core.seeding import batch_indices
+from training_core.stages.reward_validation import PairScores, check_batch_invariance, score_pairs
+
+STATE_FILE = "stage.json"
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """Token ids of prompt + answer for both answers of a pair."""
+
+    chosen: list[int]
+    rejected: list[int]
+
+    @property
+    def length(self) -> int:
+        return max(len(self.chosen), len(self.rejected))
+
+
+def run(context: StageContext) -> StageOutcome:
+    """Train, validate and save a reward model.
+
+    Raises:
+        DataError: pairs that cannot be trained on.
+        TrainingDivergedError: a gradient is not finite.
+        EvaluationError: a validation score is not finite, all are equal, or scores depend on the batch.
+        PreemptedError: SIGTERM; state is saved.
+    """
+    config = RewardModelConfig.model_validate(context.spec.config)
+    model_directory = context.input_path("model")
+    tokenizer = load_tokenizer(model_directory)
+    model = new_reward_model(model_directory, context.spec.seed)
+    limit = int(model.backbone.config.max_position_embeddings)
+    train = encode_pairs(read_pairs(context.input_path("train_pairs")), tokenizer, limit)
+    validation = encode_pairs(read_pairs(context.input_path("validation_pairs")), tokenizer, limit)
+    trainer = RewardTrainer(context, config, model, train, validation, padding_id(tokenizer))
+    accuracy_before = trainer.train()
+    scores = trainer.validate(trainer.num_steps)
+    model.score_mean, model.score_std = scores.mean_and_std()
+    self_test = check_batch_invariance(model, [pair.chosen for pair in validation], trainer.pad_token_id)
+    report = {
+        **scores.summary(),
+        "accuracy_before": accuracy_before,
+        "num_train_pairs": len(train),
+        "num_validation_pairs": len(validation),
+        "num_steps": trainer.num_steps,
+        "batch_invariance": self_test,
+        "base_weights_sha256": weights_digest(model_directory),
+    }
+    output = context.new_output("reward_model")
+    save_reward_model(model, model_directory, output, report)
+    context.progress(trainer.num_steps, trainer.num_steps, "done", accuracy=scores.accuracy)
+    return StageOutcome(
+        outputs={"reward_model": "outputs/reward_model"}, summary={"weights_sha256": weights_digest(output), **report}
+    )
+
+
+def padding_id(tokenizer: Any) -> int:
+    """Return the pad id; any id does where there is none, since masks follow lengths."""
+    return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else 0
+
+
+def encode_pairs(pairs: list[PreferencePair], tokenizer: Any, limit: int) -> list[EncodedPair]:
+    """Return the pairs as token ids.
+
+    Args:
+        pairs: checked rows.
+        tokenizer: with chat template and EOS.
+        limit: the model's number of positions.
+
+    Raises:
+        DataError: an answer is too long (nothing is cut: two answers cut to the same tokens would teach nothing), or
+            both answers are the same tokens.
+    """
+    encoded = []
+    for pair in pairs:
+        chosen, rejected, _ = encode_pair(tokenizer, pair.prompt, pair.chosen, pair.rejected)
+        longest = max(len(chosen), len(rejected))
+        if longest > limit:
+            raise DataError(
+                f"pair {pair.example_id!r} has {longest} tokens, the model's limit is {limit}. The data checks leave "
+                "such pairs out: lower their length limit and run them again"
+            )
+        if chosen == rejected:
+            raise DataError(
+                f"pair {pair.example_id!r} has the same tokens for both answers, so it prefers nothing. The data "
+                "checks leave such pairs out: run them again with this model's tokenizer"
+            )
+        encoded.append(EncodedPair(chosen, rejected))
+    return encoded
+
+
+class RewardTrainer:
+    """The training loop with its state; `train` may be stopped anywhere and called again in another process."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        config: RewardModelConfig,
+        model: RewardModel,
+        train: list[EncodedPair],
+        validation: list[EncodedPair],
+        pad_token_id: int,
+    ) -> None:
+        self.context = context
+        self.config = config
+        self.model = model
+        self.pairs = train
+        self.validation = validation
+        self.pad_token_id = pad_token_id
+        self.num_items = len(train) * config.num_epochs
+        self.num_steps = -(-self.num_items // config.batch_size)
+        self.engine = SingleProcessEngine(
+            [
+                group_of("backbone", model.backbone, config.optimizer.learning_rate),
+                ParameterGroup("head", dict(model.head.named_parameters()), config.head_learning_rate),
+            ],
+            config.optimizer,
+            self.num_steps,
+            config.autocast,
+        )
+        self.checkpoints: CheckpointStore = context.checkpoints(config.keep_last)
+
+    def train(self) -> float:
+        """Train to the last step, from the newest checkpoint if there is one; return the accuracy before training."""
+        done, accuracy_before = self.resume()
+        self.context.metrics.truncate_after(done)
+        self.context.timings.truncate_after(done)
+        if accuracy_before is None:
+            accuracy_before = self.validate(0).accuracy
+        with self.context.stop.deferred():
+            for step in range(done + 1, self.num_steps + 1):
+                self.train_step(step)
+                stopping = self.context.stop.requested
+                if stopping or step % self.config.checkpoint_every_steps == 0 or step == self.num_steps:
+                    self.save(step, accuracy_before)
+                if stopping:
+                    self.context.stop.raise_preempted(f"stopped by SIGTERM after step {step}, which is saved")
+        return accuracy_before
+
+    def resume(self) -> tuple[int, float | None]:
+        """Return the number of steps done and the accuracy before training, if a checkpoint holds them."""
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is None:
+            return 0, None
+        self.engine.load(checkpoint.path)
+        return checkpoint.step, float(read_json(checkpoint.path / STATE_FILE)["accuracy_before"])
+
+    def save(self, step: int, accuracy_before: float) -> None:
+        def write(directory: Path) -> None:
+            self.engine.save(directory, step)
+            write_json(directory / STATE_FILE, {"accuracy_before": accuracy_before})
+
+        self.checkpoints.save(step, write)
+
+    def step_items(self, step: int) -> list[int]:
+        """Return the pairs of step `step` (from 1). The last step has what is left of the last epoch."""
+        size, seed = self.config.batch_size, self.context.spec.seed
+        items = batch_indices(step - 1, size, len(self.pairs), seed, "reward_pairs")
+        return items[: self.num_items - (step - 1) * size]
+
+    def train_step(self, step: int) -> None:
+        started = time.monotonic()
+        items = self.step_items(step)
+        sums = MetricSums()
+        lengths = [pair.length for pair in self.pairs]
+        for indices in micro_batches(items, lengths, self.config.micro_batch_size):
+            self.backward([self.pairs[i] for i in indices], len(items), sums)
+        report = self.engine.step(step)
+        self.record(step, sums, report, time.monotonic() - started)
+
+    def backward(self, pairs: list[EncodedPair], num_pairs_in_step: int, sums: MetricSums) -> None:
+        """Add one micro-batch's share of the step's gradient, chosen and rejected answers in one forward pass."""
+        sequences = [p.chosen for p in pairs] + [p.rejected for p in pairs]
+        input_ids, mask = pad_sequences(sequences, self.pad_token_id)
+        with self.engine.autocast():
+            scores = self.model(input_ids.to(self.engine.device), mask.to(self.engine.device))
+        chosen, rejected = scores.chunk(2)
+        losses = -logsigmoid(chosen - rejected)
+        torch.autograd.backward([losses.sum() / num_pairs_in_step])
+        add_sums(sums, losses, chosen, rejected, sum(map(len, sequences)))
+
+    def record(self, step: int, sums: MetricSums, report: StepReport, seconds: float) -> None:
+        num_tokens = int(sums.sums["train/num_tokens"].total)
+        values = {**sums.means(), "train/num_tokens": num_tokens}
+        values.update({"train/grad_norm": report.grad_norm, "train/learning_rate": report.learning_rate})
+        self.context.metrics.write(step, values)
+        clock = {"time/step_seconds": seconds, "time/tokens_per_second": num_tokens / max(seconds, 1e-9)}
+        self.context.timings.write(step, clock)
+        shown = {"loss": values["train/loss"], "accuracy": values["train/accuracy"], **clock}
+        self.context.progress(step, self.num_steps, "train", **shown)
+
+    def validate(self, step: int) -> PairScores:
+        """Score the validation pairs in float32, after `step` steps."""
+        self.context.progress(step, self.num_steps, "validate")
+        chosen, rejected = ([getattr(p, which) for p in self.validation] for which in ("chosen", "rejected"))
+        return score_pairs(self.model, chosen, rejected, self.pad_token_id, self.config.max_tokens_per_batch)
+
+
+def add_sums(
+    sums: MetricSums, losses: torch.Tensor, chosen: torch.Tensor, rejected: torch.Tensor, num_tokens: int
+) -> None:
+    """Add one micro-batch to the step's metrics; all tensors are [pairs], a tie counts half as right."""
+    count = len(losses)
+    margins = (chosen - rejected).detach().double()
+    right = (margins > 0).double() + 0.5 * (margins == 0).double()
+    totals = {
+        "train/loss": losses.detach().double().sum(),
+        "train/accuracy": right.sum(),
+        "train/margin_mean": margins.sum(),
+        "train/chosen_score_mean": chosen.detach().double().sum(),
+        "train/rejected_score_mean": rejected.detach().double().sum(),
+    }
+    for name, total in totals.items():
+        sums.add(name, float(total.item()), count)
+    sums.add("train/num_tokens", num_tokens, 1)
