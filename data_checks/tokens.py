@@ -146,8 +146,11 @@ def count_conversations(
     """
     results: list[tuple[int, int] | Finding] = []
     pairs: list[tuple[str, str] | Finding] = []
+    openings: dict[Turns, str | Finding] = {}
     for prompt, answer in conversations:
-        opening = render(tokenizer, prompt, add_generation_prompt=True)
+        if prompt not in openings:
+            openings[prompt] = render(tokenizer, prompt, add_generation_prompt=True)
+        opening = openings[prompt]
         full = render(tokenizer, prompt + answer, add_generation_prompt=False)
         if isinstance(opening, Finding) or isinstance(full, Finding):
             pairs.append(opening if isinstance(opening, Finding) else full)  # type: ignore[arg-type]
@@ -188,12 +191,13 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Turns, *, add_generation_p
 
 
 def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each text; no special tokens are added."""
-    ids: list[list[int]] = []
-    for start in range(0, len(texts), BATCH_TEXTS):
-        batch = list(texts[start : start + BATCH_TEXTS])
-        ids += tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+    """Return the ids of each text, each different text encoded once; no special tokens are added."""
+    ids: dict[str, list[int]] = {}
+    unique = list(dict.fromkeys(texts))
+    for start in range(0, len(unique), BATCH_TEXTS):
+        batch = unique[start : start + BATCH_TEXTS]
+        ids |= zip(batch, tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"], strict=True)
+    return [ids[text] for text in texts]
 
 
 class ControlTokens:

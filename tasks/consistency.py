@@ -78,8 +78,6 @@ def _gate_conflicts(config: PipelineConfig) -> list[str]:
 
 
 def _other(config: PipelineConfig) -> list[str]:
-    if getattr(config.checkpoint, "source", None) == "hub" and config.launch.offline:
-        return [
-            "checkpoint.source is hub, but launch.offline is true. Write launch.offline: false to allow the download"
-        ]
+    if config.checkpoint.hub_repository and config.launch.offline:
+        return ["checkpoint.source is on the hub, but launch.offline is true: write launch.offline: false to allow that"]
     return []

@@ -29,15 +29,17 @@ NO_GATE: dict[str, Any] = {"verdict": None, "reasons": [], "primary": None, "gua
 NO_MODEL: dict[str, Any] = {"name": None, "version": None, "aliases": [], "weights_sha256": None}
 
 CHARTS: tuple[tuple[str, str, str], ...] = (
-    # title, stage pattern, metric pattern; one chart for each that finds a metric
-    ("Reward", r"grpo|ppo|.*", r"^reward/(?!missing).*mean$|^reward/mean$|^reward$"),
-    ("KL to the reference", r".*", r"^kl/|kl_.*nats|/kl$"),
-    ("Answer length", r".*", r"(length|num_tokens|answer).*(mean|tokens)|^length/"),
+    # Title, stage pattern, metric pattern: one chart for each row that finds a metric not yet shown.
+    ("Reward model: loss", r"reward_model", r"/loss$"),
+    ("Reward model: accuracy", r"reward_model", r"/accuracy$"),
+    ("Reward model: scores", r"reward_model", r"(chosen|rejected)_score"),
+    ("Reward", r".*", r"^reward/(?!missing).*mean"),
+    ("KL to the reference, an answer", r".*", r"^kl/.*answer"),
+    ("KL to the reference, a token", r".*", r"^kl/"),
+    ("Answer length", r".*", r"length_mean_tokens|^length/"),
     ("Entropy", r".*", r"entropy"),
-    ("Truncated answers", r".*", r"truncat"),
-    ("Reward model: loss", r"reward_model", r"loss"),
-    ("Reward model: accuracy", r"reward_model", r"accuracy"),
-    ("Policy loss", r"grpo|ppo|dpo", r"loss"),
+    ("Truncated answers", r".*", r"truncated"),
+    ("Policy loss", r"(?!reward_model).*", r"/loss$"),
 )
 
 # Characters that XML and HTML cannot hold, lone surrogates among them. Tab and newline stay.
@@ -50,17 +52,17 @@ def write_report(run: Mapping[str, Any], output: Path, *, root: Path | None = No
     """Write the report of `run` and return its path.
 
     Args:
-        run: `{run_id, name, state, stages: [{name, state, spec_hash, seconds, directory}], gate, model}`, as
+        run: `{run_id, name?, state, stages: [{name, state, spec_hash, seconds, directory}], gate, model}`, as
             `tidegate show RUN --json` prints it. Stages may be unfinished, `gate` and `model` empty or None.
         output: the HTML file to write; its folder is made.
-        root: what relative stage directories are relative to. Default: the current folder.
+        root: where relative stage directories are looked for that are not below the current folder.
     """
     stages = [_read_stage(stage, root or Path()) for stage in run.get("stages") or []]
     by_name = {stage["name"]: stage for stage in stages}
     gate = {**NO_GATE, **(_read_output(by_name.get("gate"), "gate.json") or run.get("gate") or {})}
     evaluation = _read_output(by_name.get("evaluate"), "evaluation", "evaluation.json") or {}
     page = {
-        "run": run,
+        "run": {"run_id": run.get("run_id"), "state": run.get("state"), "name": run.get("name") or run.get("run_id")},
         "model": {**NO_MODEL, **(run.get("model") or {})},
         "gate": gate,
         "rules": _rules(gate),
@@ -143,11 +145,13 @@ def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _read_stage(stage: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    directory = root / str(stage.get("directory") or "")
+    directory = Path(str(stage.get("directory") or ""))
+    if not directory.is_dir():
+        directory = root / directory
     known = bool(stage.get("directory")) and directory.is_dir()
     files = {name: _read_if_there(directory / f"{name}.json") if known else None for name in _STAGE_FILES}
     return {
-        **{key: stage.get(key) for key in ("name", "state", "spec_hash", "seconds")},
+        **{key: stage.get(key) for key in ("name", "state", "spec_hash", "seconds", "why")},
         "directory": str(stage.get("directory") or ""),
         "path": directory if known else None,
         "metrics": read_metrics(directory / "metrics.jsonl") if known else [],

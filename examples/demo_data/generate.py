@@ -37,9 +37,8 @@ TEMPLATES = (
     "Share a thought about {} in a few words.",
 )
 SMALL_WORDS = frozenset(
-    """a an and at by first for from in is last my near of old on out over that the through to under up who with
-    without""".split()
-)
+    ["a", "an", "and", "at", "by", "first", "for", "from", "in", "is", "last", "my", "near", "of", "old", "on", "out"]
+).union(["over", "that", "the", "through", "to", "under", "up", "who", "with", "without"])
 
 ANSWERS_PER_PROMPT = 14
 MAX_NEW_TOKENS = 64

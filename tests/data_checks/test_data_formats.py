@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_checks.detection import detect, identify
-from data_checks.formats import RowError, parse_pair, split_transcript
+from data_checks.formats import RowError, parse_pair, parse_prompt, split_transcript
 from data_checks.readers import parse_line, read_rows
 from data_checks.rows import Finding, PairRow, RawRow, Reason, Turn
 from data_checks.tables import pair_table, prompt_table
@@ -183,3 +183,11 @@ def test_parse_line_keeps_the_text_of_what_it_refuses() -> None:
     assert (row.raw, row.number, row.value) == ("caf\\xe9", 9, None)
     assert row.finding is not None
     assert "byte 3" in row.finding.detail
+
+
+def test_nesting_of_any_depth_is_read_or_refused() -> None:
+    for depth in (10, 300, *range(900, 1010, 10), 5000, 200_000):
+        row = parse_line(b'{"prompt": "a", "extra": ' + b"[" * depth + b"]" * depth + b"}", "f", 1)
+        parsed = row.finding or parse_prompt(row)
+        assert isinstance(parsed, Finding) or depth < 5000
+        assert not isinstance(parsed, Finding) or parsed.reason in (Reason.MALFORMED_JSON, Reason.WRONG_TYPE)

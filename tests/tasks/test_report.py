@@ -180,7 +180,7 @@ def run(tmp_path: Path) -> dict:
         "state": "Completed",
         "stages": [
             stage(tmp_path, "check_data", data, {"quarantine.parquet": make_quarantine}),
-            stage(tmp_path, "reward_model", {}, {}, [{"reward_model/loss": 0.7, "reward_model/accuracy": 0.5}] * 3),
+            stage(tmp_path, "reward_model", {}, {}, [{"train/loss": 0.7, "train/accuracy": 0.5}] * 3),
             stage(tmp_path, "grpo", {}, {}, grpo),
             stage(tmp_path, "evaluate", {}, {"evaluation": make_evaluation}),
             stage(tmp_path, "gate", {}, {"gate.json": lambda path: write(path, gate())}),
@@ -195,7 +195,8 @@ def test_a_complete_run_shows_every_section(run, tmp_path):
     page = parse(path)
     for text in (
         "demo <run>", "pass", "registered as", "champion", "detail of primary", "1 min 15 s", "1.00 GiB",
-        "Reward model: loss", "Reward model: accuracy", "Reward", "KL to the reference", "Entropy", "1 more metrics",
+        "Reward model: loss", "Reward model: accuracy", "Reward", "KL to the reference, a token", "Entropy",
+        "1 more metrics",
         "largest rise", "largest fall", "(empty)", "cut off", "(3,500 more characters)", "empty_chosen", "not_empty",
         "abababababababab", "torch", "190 groups", "12" * 32,
     ):  # fmt: skip
@@ -239,8 +240,7 @@ def test_an_unfinished_run_still_has_a_report(tmp_path):
     write(directory / "error.json", {"type": "TrainingDivergedError", "exit_code": 5, "message": "loss is <nan>"})
     (directory / "result.json").write_text("{broken", encoding="utf-8")
     run = {
-        "run_id": "r",
-        "name": "n",
+        "run_id": "run without a name",
         "state": "Failed",
         "stages": [
             {"name": "grpo", "state": "Failed", "spec_hash": "1", "seconds": None, "directory": str(directory)},
@@ -251,6 +251,7 @@ def test_an_unfinished_run_still_has_a_report(tmp_path):
     }
     page = parse(write_report(run, tmp_path / "report.html"))
     assert "no verdict" in page.text
+    assert "run without a name" in page.text
     assert "TrainingDivergedError: loss is <nan>" in page.text
     assert "no stage has started" in parse(write_report({**run, "stages": []}, tmp_path / "r2.html")).text
 
@@ -261,10 +262,18 @@ def test_the_same_run_gives_the_same_bytes(run, tmp_path):
 
 
 def test_each_metric_is_drawn_once():
-    metrics = [{"step": 1, "reward/mean": 1.0, "reward/sentiment_mean": 0.5, "loss/policy": 0.1}]
+    metrics = [
+        {
+            "step": 1,
+            "reward/mean": 1.0,
+            "reward/sentiment_mean": 0.5,
+            "policy/loss": 0.1,
+            "rollout/sampler_trainer_kl_nats": 0.0,
+        }
+    ]
     charts = stage_charts("grpo", metrics)
     names = [name for chart in charts for name in chart["names"]]
-    assert sorted(names) == ["loss/policy", "reward/mean", "reward/sentiment_mean"]
+    assert sorted(names) == ["policy/loss", "reward/mean", "reward/sentiment_mean"]
 
 
 def test_line_chart_places_points_on_its_axes():

@@ -21,7 +21,7 @@ from training_core.evaluation.samples import read_scores
 from training_core.evaluation.scoring import answer_logprobs
 from training_core.models.chat import encode_prompt
 from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_texts
-from training_core.models.loading import load_causal_lm, load_tokenizer
+from training_core.models.loading import load_causal_lm, load_tokenizer, save_causal_lm
 from training_core.models.tiny import build_tiny_checkpoint
 from training_core.protocol.child import run_stage_here
 from training_core.protocol.digests import path_digest, weights_digest
@@ -374,25 +374,37 @@ def test_nan_in_the_table_reaches_the_gate_as_an_error(finished, tmp_path):
     assert "candidate's sentiment" in summary["reasons"][0]
 
 
+def with_negative_norm(source: Path, target: Path) -> Path:
+    """Write a model whose greedy answers wander; a random model with tied embeddings repeats its last token."""
+    model = load_causal_lm(source)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(-1.0)
+    save_causal_lm(model, source, target, torch.float32)
+    return target
+
+
 @pytest.mark.vllm
 def test_vllm_swaps_weights_and_agrees_with_transformers(inputs, tmp_path):
-    """Greedy answers of two models from one vLLM engine, as a stage process: the right weights answered each time."""
+    """Greedy answers of two models from one vLLM engine, as a stage process: the right weights answered each time.
+
+    A packed copy of the output head that survives the swap (tied embeddings on CPU) would show here.
+    """
+    paths = inputs | {"candidate": with_negative_norm(inputs["candidate"], tmp_path / "candidate")}
     greedy = {"sampling": {"temperature": 0.0}, "samples_per_prompt": 1, "reward_model": False}
-    expected = rows_of(run_evaluation(tmp_path, inputs, **greedy))
+    expected = [row["answer"] for row in rows_of(run_evaluation(tmp_path, paths, **greedy))]
+    assert len(set(expected[:NUM_PROMPTS])) > 1
     engine = {"engine": "vllm", "dtype": "float32", "max_new_tokens": 8, "kv_cache_gib": 0.25, "max_num_sequences": 8}
-    spec = spec_of("evaluate", {"evaluation": EVALUATION | greedy, "rollout": engine}, inputs)
+    spec = spec_of("evaluate", {"evaluation": EVALUATION | greedy, "rollout": engine}, paths)
     directory = StageDirectory.of_spec(tmp_path, spec)
     directory.prepare(spec)
     command = [sys.executable, "-m", "training_core", str(directory.spec_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = rows_of(directory)
-    agreement = [ours["answer"] == theirs["answer"] for ours, theirs in zip(rows, expected, strict=True)]
-    # One token of a random model may tie to the last bit; other weights would agree nowhere.
-    assert sum(agreement) >= len(agreement) - 2
-    assert len({row["answer"] for row in rows}) > 2
-    kl = [row["kl_to_reference"] for row in rows if row["model"] == "candidate"]
-    assert sum(kl) > 0
+    answers = [row["answer"] for row in rows_of(directory)]
+    same = [ours == theirs for ours, theirs in zip(answers, expected, strict=True)]
+    # A near tie between two tokens may fall differently in one answer; other weights would agree nowhere.
+    assert sum(same[:NUM_PROMPTS]) >= NUM_PROMPTS - 1
+    assert sum(same[NUM_PROMPTS:]) >= NUM_PROMPTS - 1
 
 
 def test_prompts_of_several_turns_are_shown_with_their_roles():

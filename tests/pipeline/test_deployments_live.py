@@ -1,0 +1,269 @@
+"""The deployments of prefect.yaml against a real Prefect server, with a worker on each pool and a tiny model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from tasks.mlflow_store import connect, locate_store
+
+REPOSITORY = Path(__file__).parents[2]
+POOLS = ("cpu", "gpu")
+
+
+def tiny_config(root: Path, checkpoint: Path, data: Path) -> dict[str, Any]:
+    """RL that a tiny model learns in seconds (to answer briefly), slow enough to be cancelled in the middle."""
+    brief = {"kind": "length", "max_tokens": 4, "slack_tokens": 8}
+    return {
+        "name": "tiny",
+        "root": str(root),
+        "seed": 1,
+        "checkpoint": {"source": str(checkpoint)},
+        "data": {
+            "preferences": [{"path": str(data / "pairs.jsonl")}],
+            "eval_prompts": str(data / "eval.jsonl"),
+            "min_pairs": 10,
+            "max_prompt_tokens": 64,
+            "max_total_tokens": 128,
+        },
+        "algorithm": {
+            "name": "grpo",
+            "num_steps": 150,
+            "prompts_per_step": 4,
+            "checkpoint_every_steps": 5,
+            "autocast": "none",
+            "optimizer": {"learning_rate": 0.01},
+        },
+        "rollout": {"engine": "transformers", "max_new_tokens": 12, "dtype": "float32"},
+        "rewards": [brief],
+        "evaluation": {"metrics": [brief | {"name": "brevity"}], "kl": False, "sampling": {"temperature": 1.0}},
+        "gate": {
+            "primary": {"metric": "brevity", "scale": "absolute", "min_gain": 0.05},
+            "guards": [],
+            "min_prompts": 40,
+            "min_clusters": 2,
+            "num_resamples": 1000,
+        },
+        "registry": {"model_name": "tiny"},
+        "launch": {"num_threads": 1, "grace_seconds": 10.0},
+        "orchestration": {"mode": "deployments", "poll_seconds": 0.5},
+    }
+
+
+def write_data(folder: Path) -> Path:
+    folder.mkdir()
+    nouns = ("house", "tree", "river", "road", "cup")
+    things = [f"{kind} {noun}" for kind in ("red", "old", "new", "big") for noun in nouns]
+    pairs = [{"prompt": f"A word on the {t}.", "chosen": f"A fine {t}!", "rejected": f"No, the {t}."} for t in things]
+    prompts = [{"prompt": f"Tell me of item {number}."} for number in range(48)]
+    for name, rows in (("pairs", pairs), ("eval", prompts)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def wait_for(what: str, look: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+class Site:
+    """A Prefect server on loopback, a worker on each pool, a root that they share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.root = path, path / "root"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "MLFLOW"))},
+            "PREFECT_HOME": str(path / "prefect"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            "PREFECT_CLI_COLORS": "false",
+            "DO_NOT_TRACK": "1",
+            "TIDEGATE_HOME": str(REPOSITORY),
+            "TIDEGATE_ROOT": str(self.root),
+        }
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        with (self.path / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "prefect", *arguments],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.path,
+            )
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            cwd=self.path,
+        )
+        assert done.returncode == 0, f"prefect {' '.join(arguments)}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
+        return done.stdout
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = httpx.post(self.api + path, json=body, timeout=30)
+        answer.raise_for_status()
+        return answer.json()
+
+    def flow_runs(self, flow: str = "post-training") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.post(
+            "/flow_runs/filter", flows={"name": {"any_": [flow]}}, sort="EXPECTED_START_TIME_ASC"
+        )
+        return [run for run in found if run["state_type"] != "SCHEDULED"]
+
+    def state(self, run: dict[str, Any]) -> tuple[str, str]:
+        state = httpx.get(f"{self.api}/flow_runs/{run['id']}", timeout=30).json()["state"]
+        return state["type"], state["name"]
+
+    def logs(self) -> str:
+        tails = [f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in self.path.glob("*.log")]
+        return "\n".join(tails)
+
+    def close(self) -> None:
+        for process in reversed(list(self.processes.values())):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    try:
+        site.start("server", "server", "start", "--host", "127.0.0.1", "--port", str(site.port))
+
+        def is_up() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{site.api}/health", timeout=2).status_code == 200
+            return False
+
+        wait_for("the Prefect server", is_up, 120)
+        for pool in POOLS:
+            template = REPOSITORY / "deployments" / "work_pools" / f"{pool}.json"
+            arguments = ("--type", "process", "--base-job-template", str(template))
+            site.command("work-pool", "create", f"tidegate-{pool}", *arguments)
+            site.start(f"worker-{pool}", "worker", "start", "--pool", f"tidegate-{pool}", "--type", "process")
+        yield site
+    finally:
+        site.close()
+
+
+def deploy(site: Site, config: dict[str, Any], first_run: datetime) -> None:
+    """Deploy prefect.yaml as it is, except for the pipeline's config and the time of the schedule."""
+    yaml = YAML(typ="safe")
+    document = yaml.load(REPOSITORY / "prefect.yaml")
+    for deployment in document["deployments"]:
+        deployment["parameters"] = {"config": config}
+    document["deployments"][0]["schedules"] = [{"interval": 86400, "anchor_date": first_run.isoformat()}]
+    with (site.path / "prefect.yaml").open("w") as stream:
+        yaml.dump(document, stream)
+    site.command("deploy", "--all", "--prefect-file", str(site.path / "prefect.yaml"))
+
+
+def processes_of(pgid: int) -> list[int]:
+    """Return the living processes of a process group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = re.sub(r"^.*\)", "", (entry / "stat").read_text()).split()
+            if int(fields[2]) == pgid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_schedule_cancel_in_rl_then_event_to_the_end(site: Site, tiny_checkpoint: Path) -> None:
+    """Scheduled, cancelled while RL trains (its processes are gone within 30 s), started by the event, completed."""
+    config = tiny_config(site.root, tiny_checkpoint, write_data(site.path / "data"))
+    deploy(site, config, datetime.now(UTC) + timedelta(seconds=20))
+    try:
+        (scheduled,) = wait_for("the scheduled run", site.flow_runs, 120)
+
+        def training() -> Path | None:
+            for progress in (site.root / "stages" / "grpo").glob("*/progress.json"):
+                if json.loads(progress.read_text())["step"] >= 7 and (progress.parent / "lock.json").exists():
+                    return progress.parent
+            return None
+
+        stage = wait_for("RL to train", training, 300)
+        pid = json.loads((stage / "lock.json").read_text())["pid"]
+        assert pid in processes_of(pid), "a stage leads its own process group"
+        cancelled = time.monotonic()
+        site.command("flow-run", "cancel", scheduled["id"])
+        wait_for("RL's process group to end", lambda: not processes_of(pid), 30 - (time.monotonic() - cancelled))
+        wait_for("the run to be cancelled", lambda: site.state(scheduled)[0] == "CANCELLED", 60)
+        assert not (stage / "result.json").exists()
+        (checkpoint,) = sorted((stage / "checkpoints").glob("step_*"))[-1:]
+
+        emit = ("events", "emit", "tidegate.dataset.updated", "--resource-id", "tidegate.dataset.tiny")
+        site.command(*emit)
+        by_event = wait_for("the run that the event starts", lambda: site.flow_runs()[1:], 60)[0]
+        wait_for("its end", lambda: site.state(by_event)[0] in ("COMPLETED", "FAILED", "CRASHED"), 400)
+        assert site.state(by_event) == ("COMPLETED", "Completed"), site.logs()
+        # It went on where RL was stopped: the same directory, a second attempt, no step twice.
+        assert len(json.loads((stage / "environment.json").read_text())["attempts"]) == 2
+        steps = [json.loads(line)["step"] for line in (stage / "metrics.jsonl").read_text().splitlines()]
+        assert steps == list(range(1, 151))
+        assert int(checkpoint.name.removeprefix("step_")) >= 5
+        grpo = [run["work_pool_name"] for run in site.flow_runs("grpo")]
+        assert grpo == ["tidegate-gpu", "tidegate-gpu"]
+        check_registry_and_tracking(site, stage)
+    except BaseException:
+        print(site.logs())
+        raise
+
+
+def check_registry_and_tracking(site: Site, stage: Path) -> None:
+    client = connect(locate_store(SimpleNamespace(uri=None), site.root))
+    version = client.get_model_version_by_alias("tiny", "champion")
+    result = json.loads((stage / "result.json").read_text())
+    assert version.tags["tidegate.weights_sha256"] == result["summary"]["weights_sha256"]
+    experiment = client.get_experiment_by_name("tidegate")
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (grpo,) = [run for run in runs if run.data.tags["tidegate.stage"] == "grpo"]
+    assert grpo.data.tags["tidegate.resumed"] == "true"
+    logged = [metric.step for metric in client.get_metric_history(grpo.info.run_id, "reward/mean")]
+    assert logged == list(range(1, 151))
+    keys = [artifact["key"] for artifact in site.post("/artifacts/filter")]
+    assert {"stages", "gate-report"} <= set(keys)
