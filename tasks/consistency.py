@@ -79,5 +79,5 @@ def _gate_conflicts(config: PipelineConfig) -> list[str]:
 
 def _other(config: PipelineConfig) -> list[str]:
     if config.checkpoint.hub_repository and config.launch.offline:
-        return ["checkpoint.source is on the hub, but launch.offline is true: write launch.offline: false to allow that"]
+        return ["checkpoint.source is on the hub, but launch.offline is true: write launch.offline: false"]
     return []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from tasks.config import PipelineConfig
 from tasks.inputs import with_absolute_paths
 from tasks.launch import refuse_if_running, reported_error, run_stage_process
 from tasks.planning import StageDefinition
-from tasks.progress import StageWatch, observer
+from tasks.progress import Progress, StageWatch, observer
 from training_core.errors import ConfigurationError, TemporaryError, TidegateError
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageResult, StageSpec
@@ -31,13 +31,13 @@ def run_stage(
     config: PipelineConfig,
     run_id: str,
     attempt_key: str,
-    on_poll: Callable[[], None],
+    on_poll: Callable[[Progress | None], None],
 ) -> StageResult:
     """Run one stage to its end where the config says and return its result, read from the root.
 
     Args:
         attempt_key: names this attempt; two calls with one key start one flow run.
-        on_poll: called several times a second meanwhile.
+        on_poll: called again and again with the newest progress meanwhile.
 
     Raises:
         TidegateError: of the type that the stage reported.
@@ -60,7 +60,7 @@ def _run_as_deployment(
     config: PipelineConfig,
     run_id: str,
     attempt_key: str,
-    on_poll: Callable[[], None],
+    on_poll: Callable[[Progress | None], None],
 ) -> StageResult:
     refuse_if_running(directory)
     flow_run = _start_flow_run(stage, config, run_id, attempt_key)
@@ -84,7 +84,7 @@ def _start_flow_run(stage: StageDefinition, config: PipelineConfig, run_id: str,
     parameters: dict[str, Any] = {"config": with_absolute_paths(config).model_dump(mode="json"), "run_id": run_id}
     try:
         # timeout=0: return at once. The waiting is done here, where metrics can be forwarded meanwhile.
-        flow_run: FlowRun = run_deployment(
+        flow_run = run_deployment(
             name=name, parameters=parameters, timeout=0, as_subflow=True, idempotency_key=attempt_key
         )
     except ObjectNotFound:
@@ -92,7 +92,7 @@ def _start_flow_run(stage: StageDefinition, config: PipelineConfig, run_id: str,
             f"orchestration.mode is deployments, but there is no deployment {name!r}. Deploy it with "
             "`prefect deploy --all`, or correct orchestration.cpu_deployment / gpu_deployment, or use mode: local"
         ) from None
-    return flow_run
+    return cast("FlowRun", flow_run)  # A coroutine only inside an event loop, where no flow of ours runs.
 
 
 def _wait(
@@ -100,7 +100,7 @@ def _wait(
     stage: StageDefinition,
     directory: StageDirectory,
     poll_seconds: float,
-    on_poll: Callable[[], None],
+    on_poll: Callable[[Progress | None], None],
 ) -> FlowRun:
     from prefect.client.orchestration import get_client
 
@@ -112,7 +112,7 @@ def _wait(
                 return flow_run
             if (progress := watch.look()) is not None:
                 observer().stage_progress(progress)
-            on_poll()
+            on_poll(progress)
             time.sleep(poll_seconds)
 
 

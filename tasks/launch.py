@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tasks.config import LaunchConfig
 from tasks.processes import end_group, kill_leftovers
-from tasks.progress import RunObserver, StageWatch, observer
+from tasks.progress import Progress, RunObserver, StageWatch, observer
 from training_core.errors import (
     EXIT_TEMPORARY,
     ArtifactError,
@@ -64,7 +64,7 @@ def run_stage_process(
     spec: StageSpec,
     directory: StageDirectory,
     launch: LaunchConfig,
-    on_poll: Callable[[], None] = lambda: None,
+    on_poll: Callable[[Progress | None], None] = lambda progress: None,
 ) -> StageResult:
     """Run `python -m <package> spec.json` to its end and return the stage's result.
 
@@ -73,7 +73,7 @@ def run_stage_process(
         spec: written to the directory before the process starts.
         directory: where the stage works.
         launch: interpreter, time limit, grace time.
-        on_poll: called several times a second while the process runs; must not raise.
+        on_poll: called several times a second with the newest progress; must not raise.
 
     Raises:
         StageLockedError: another live process works in the directory.
@@ -157,7 +157,7 @@ def _wait(
     launch: LaunchConfig,
     told: RunObserver,
     watch: StageWatch,
-    on_poll: Callable[[], None],
+    on_poll: Callable[[Progress | None], None],
 ) -> int:
     started = time.monotonic()
     while True:
@@ -165,7 +165,7 @@ def _wait(
             return process.wait(timeout=POLL_SECONDS)
         if (progress := watch.look()) is not None:
             told.stage_progress(progress)
-        on_poll()
+        on_poll(progress)
         if launch.timeout_seconds is not None and time.monotonic() - started > launch.timeout_seconds:
             _end(process, stage, launch.grace_seconds)
             raise StageTimeoutError(

@@ -6,18 +6,19 @@ an outcome, not a failure: the context swallows it and `final_state` names it. E
 
 from __future__ import annotations
 
-import logging
+import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tasks.artifacts import publish_progress
 from tasks.config import PipelineConfig
 from tasks.dispatch import run_stage
 from tasks.planning import BY_NAME, ChainState, FinishedStage, StageDefinition, chain_of, is_rejected
 from tasks.plans import PlanState, StagePlan, assess, load_finished, require_finished
 from tasks.policies import should_retry
-from tasks.progress import observer
+from tasks.progress import Progress, observer
 from tasks.runs import ChampionEntry, RunRecord, RunState, StageEntry, StageState, load_run, run_directory
 from tasks.stopping import is_cancelled_by_server, is_sigterm
 from training_core.errors import PreemptedError, StageLockedError, TidegateError
@@ -29,7 +30,8 @@ from training_core.records import Artifact, StageResult
 if TYPE_CHECKING:
     from tasks.tracking import PipelineTracker
 
-logger = logging.getLogger("tidegate.pipeline")
+PUBLISH_EVERY_SECONDS = 10.0
+"""Between two updates of a progress bar in Prefect: each is a request."""
 
 
 class PipelineRun(AbstractContextManager["PipelineRun"]):
@@ -53,6 +55,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         self.stopped: BaseException | None = None
         self._attempts: dict[str, int] = {}
         self._retry: dict[str, bool] = {}
+        self._published = time.monotonic()
         self._stack = ExitStack()
 
     def __enter__(self) -> PipelineRun:
@@ -196,10 +199,17 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         assert plan.spec is not None
         key = f"{self.run_id}:{stage.name}:{plan.spec.spec_hash}:{self.record.attempts}.{self._attempts[stage.name]}"
         try:
-            return run_stage(stage, plan.spec, directory, self.config, self.run_id, key, self.tracker.poll)
+            return run_stage(stage, plan.spec, directory, self.config, self.run_id, key, self._poll)
         except BaseException as error:
             self.tracker.stage_finished(stage.name, error)
             raise
+
+    def _poll(self, progress: Progress | None) -> None:
+        self.tracker.poll()
+        now = time.monotonic()
+        if progress is not None and now - self._published >= PUBLISH_EVERY_SECONDS:
+            self._published = now
+            publish_progress(progress.stage, progress.step, progress.total)
 
     def _note_outcome(self, name: str) -> None:
         if name == "gate":
@@ -264,7 +274,7 @@ def run_stage_alone(name: str, config: PipelineConfig, run_id: str) -> FinishedS
     directory = StageDirectory(plan.directory)
     local = config.model_copy(update={"orchestration": config.orchestration.model_copy(update={"mode": "local"})})
     observer().stage_started(name, plan.state.value, plan.why)
-    result = run_stage(stage, plan.spec, directory, local, run_id, "", lambda: None)
+    result = run_stage(stage, plan.spec, directory, local, run_id, "", lambda progress: None)
     observer().stage_finished(name, StageState.COMPLETED.value, result.seconds)
     return FinishedStage(directory, result)
 

@@ -80,7 +80,7 @@ def prefect_server(root: Path, *, port: int = 0, with_ui: bool = False) -> Itera
 def flush_logs() -> None:
     """Send what Prefect's log handler still holds, while the server is there to take it."""
     if "prefect.logging.handlers" in sys.modules:
-        sys.modules["prefect.logging.handlers"].APILogHandler.flush()
+        sys.modules["prefect.logging.handlers"].APILogHandler().flush()
 
 
 def _server(home: Path, port: int, url: str, with_ui: bool) -> contextlib.AbstractContextManager[Server]:

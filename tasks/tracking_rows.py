@@ -48,7 +48,8 @@ class FileTail:
         # A resumed stage rewrites the file with the steps that count; those already logged are passed over by step.
         if status.st_ino != self._inode or status.st_size < self._offset:
             self._inode, self._offset = status.st_ino, 0
-        rows, position, now = [], self._offset, int(time.time() * 1000)
+        rows: list[tuple[int, int, dict[str, float]]] = []
+        position, now = self._offset, int(time.time() * 1000)
         with self.path.open("rb") as stream:
             stream.seek(position)
             for line in stream:

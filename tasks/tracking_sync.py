@@ -221,7 +221,8 @@ def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:
         with warnings.catch_warnings():  # MLflow registers its source of local files twice and warns about that.
             warnings.simplefilter("ignore", UserWarning)
             source = resolve_dataset_source(artifact.path)
-        dataset = MetaDataset(source, name=name, digest=artifact.sha256[:DIGEST_CHARACTERS])
+        digest = artifact.sha256[:DIGEST_CHARACTERS]
+        dataset = MetaDataset(source, name=name, digest=digest)  # type: ignore[abstract]  # MLflow's own idea of it.
         tags = [InputTag("mlflow.data.context", name), InputTag("tidegate.sha256", artifact.sha256)]
         inputs.append(DatasetInput(dataset._to_mlflow_entity(), tags=tags))
     if inputs:

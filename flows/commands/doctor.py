@@ -121,7 +121,8 @@ def _servers(root: Path) -> list[Finding]:
 
 
 def _runs(root: Path) -> list[Finding]:
-    killed, live = [], []
+    killed: list[str] = []
+    live: list[str] = []
     for run_id in list_run_ids(root):
         record = load_run(root, run_id)
         if record is not None and record.state is RunState.RUNNING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,22 +20,23 @@ from tasks.progress import Progress, RunObserver
 LINE_EVERY_SECONDS = 10.0
 REFRESHES_PER_SECOND = 4
 SHOWN = (
-    ("reward", re.compile(r"^reward/(total_)?mean$|^reward/.*mean$")),
-    ("KL", re.compile(r"^kl/|/kl")),
-    ("loss", re.compile(r"loss")),
-    ("accuracy", re.compile(r"accuracy")),
-    ("tok/s", re.compile(r"tokens_per_second")),
+    ("reward", ("reward/mean",)),
+    ("KL", ("kl/policy_ref_nats",)),
+    ("length", ("rollout/length_mean_tokens",)),
+    ("loss", ("train/loss",)),
+    ("accuracy", ("train/accuracy", "validation/accuracy")),
+    ("tokens/s", ("rollout/tokens_per_second", "time/tokens_per_second")),
 )
-"""Label -> which metric it shows; the first match counts."""
+"""Label -> the metrics that it may stand for; the first one that is there is shown."""
 
 
 def shown_values(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (label, text) of the few metrics that are worth a glance."""
     found = []
-    for label, pattern in SHOWN:
-        names = [name for name in values if pattern.search(name) and isinstance(values[name], int | float)]
-        if names:
-            found.append((label, f"{values[names[0]]:.4g}"))
+    for label, names in SHOWN:
+        numbers = [values[name] for name in names if isinstance(values.get(name), int | float)]
+        if numbers:
+            found.append((label, f"{numbers[0]:.4g}"))
     return found
 
 

@@ -48,25 +48,19 @@ def gate_lines(gate: Mapping[str, Any] | None) -> list[str]:
     lines = [f"gate: {str(gate.get('verdict')).upper()}"]
     lines += [f"  because {reason}" for reason in gate.get("reasons") or []]
     if primary := gate.get("primary"):
-        lines.append(f"  primary {rule_text(primary)}")
+        lines.append(f"  primary metric {rule_text(primary)}")
     if champion := gate.get("champion"):
-        lines.append(f"  against the champion: {rule_text(champion)}")
+        lines.append(f"  against the champion {rule_text(champion)}")
     lines += [f"  guard {rule_text(guard)}" for guard in gate.get("guards") or []]
     return lines
 
 
 def rule_text(rule: Mapping[str, Any]) -> str:
-    """Return `metric before -> after, gain with its interval, verdict`; a rule that did not hold says why."""
-    parts = [f"{rule.get('metric')} {number(rule.get('baseline_mean'))} -> {number(rule.get('candidate_mean'))}"]
-    if (value := rule.get("value")) is not None:
-        share = rule.get("scale") == "relative"
-        bounds = [amount(bound, share) for bound in rule.get("interval") or []]
-        interval = f" [{', '.join(bounds)}]" if bounds else ""
-        wanted = amount(rule.get("threshold"), share)
-        parts.append(f"{str(rule.get('kind')).replace('_', ' ')} {amount(value, share)}{interval}, limit {wanted}")
-    verdict = str(rule.get("verdict", "-"))
-    parts.append(verdict if verdict == "pass" else f"{verdict} ({rule.get('detail')})")
-    return ", ".join(parts)
+    """Return `verdict: before -> after, gain, what was needed [interval]`."""
+    share = rule.get("scale") == "relative"
+    bounds = [amount(bound, share) for bound in rule.get("interval") or []]
+    interval = f", interval [{', '.join(bounds)}]" if bounds else ""
+    return f"{str(rule.get('verdict', '-')).upper()}: {rule.get('detail')}{interval}"
 
 
 def amount(value: Any, share: bool) -> str:

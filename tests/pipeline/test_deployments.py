@@ -17,7 +17,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
 from ruamel.yaml import YAML
 
-from flows.config import load_config
+from flows.config import load_pipeline
 from tasks.config import OrchestrationConfig, PipelineConfig
 from tasks.dispatch import deployment_name
 from tasks.planning import CHAIN
@@ -73,7 +73,7 @@ def test_every_stage_has_its_deployment_on_its_pool(document: dict[str, Any]) ->
 
 
 def test_the_config_is_the_demo_for_workers(document: dict[str, Any]) -> None:
-    demo = load_config([REPOSITORY / "examples" / "demo.yaml"])
+    demo = load_pipeline([REPOSITORY / "examples" / "demo.yaml"])
     for deployment in document["deployments"]:
         config = PipelineConfig.model_validate(deployment["parameters"]["config"])
         assert config.identity() == demo.identity()

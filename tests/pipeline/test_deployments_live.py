@@ -68,8 +68,8 @@ def tiny_config(root: Path, checkpoint: Path, data: Path) -> dict[str, Any]:
 
 def write_data(folder: Path) -> Path:
     folder.mkdir()
-    nouns = ("house", "tree", "river", "road", "cup")
-    things = [f"{kind} {noun}" for kind in ("red", "old", "new", "big") for noun in nouns]
+    nouns = ("house", "tree", "river", "road", "table", "cup", "song", "bird", "cloud", "shoe")
+    things = [f"{kind} {noun}" for kind in ("red", "blue", "old", "new", "small", "big") for noun in nouns]
     pairs = [{"prompt": f"A word on the {t}.", "chosen": f"A fine {t}!", "rejected": f"No, the {t}."} for t in things]
     prompts = [{"prompt": f"Tell me of item {number}."} for number in range(48)]
     for name, rows in (("pairs", pairs), ("eval", prompts)):
@@ -100,9 +100,8 @@ class Site:
             "PREFECT_HOME": str(path / "prefect"),
             "PREFECT_API_URL": self.api,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_RUNNER_POLL_FREQUENCY": "1",
-            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
             "PREFECT_CLI_COLORS": "false",
             "DO_NOT_TRACK": "1",
             "TIDEGATE_HOME": str(REPOSITORY),
@@ -220,6 +219,7 @@ def test_schedule_cancel_in_rl_then_event_to_the_end(site: Site, tiny_checkpoint
         (scheduled,) = wait_for("the scheduled run", site.flow_runs, 120)
 
         def training() -> Path | None:
+            assert site.state(scheduled)[0] in ("PENDING", "RUNNING")
             for progress in (site.root / "stages" / "grpo").glob("*/progress.json"):
                 if json.loads(progress.read_text())["step"] >= 7 and (progress.parent / "lock.json").exists():
                     return progress.parent

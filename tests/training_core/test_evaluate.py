@@ -18,8 +18,6 @@ from training_core.checkpoint import CheckpointStore
 from training_core.errors import ConfigurationError, EvaluationError, PreemptedError
 from training_core.evaluation.generation import EnginePool, ModelSource
 from training_core.evaluation.samples import read_scores
-from training_core.evaluation.scoring import answer_logprobs
-from training_core.models.chat import encode_prompt
 from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_texts
 from training_core.models.loading import load_causal_lm, load_tokenizer, save_causal_lm
 from training_core.models.tiny import build_tiny_checkpoint
@@ -27,7 +25,7 @@ from training_core.protocol.child import run_stage_here
 from training_core.protocol.digests import path_digest, weights_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, Message, StageSpec
-from training_core.stages import STAGES, evaluate
+from training_core.stages import STAGES
 
 NUM_PROMPTS = 8
 ROLLOUT = {"engine": "transformers", "dtype": "float32", "max_new_tokens": 8, "max_num_sequences": 8}
@@ -150,19 +148,6 @@ def test_reward_model_scores_are_the_normalised_ones(finished, inputs):
         answer = [Message(role="assistant", content=row["answer"])]
         [score] = score_texts(model, tokenizer, [(prompt, answer)])
         assert row["reward_model_score"] == pytest.approx((score - 0.1) / 0.5, abs=1e-4)
-
-
-def test_answer_logprobs_equal_a_plain_softmax(inputs):
-    model, tokenizer = load_causal_lm(inputs["candidate"]), load_tokenizer(inputs["candidate"])
-    prompt = encode_prompt(tokenizer, [Message(role="user", content="Say something.")])
-    sequences = [(prompt, [5, 6, 7]), (prompt[:4], [9]), (prompt, [8] * 9)]
-    found = answer_logprobs(model, sequences, temperature=0.7, max_tokens_per_batch=60)
-    for (start, answer), total in zip(sequences, found, strict=True):
-        ids = torch.tensor([[*start, *answer]])
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[0, len(start) - 1 : -1] / 0.7
-        expected = torch.log_softmax(logits, dim=-1)[torch.arange(len(answer)), torch.tensor(answer)].sum()
-        assert total == pytest.approx(float(expected), abs=1e-4)
 
 
 class Killed(BaseException):
@@ -405,8 +390,3 @@ def test_vllm_swaps_weights_and_agrees_with_transformers(inputs, tmp_path):
     # A near tie between two tokens may fall differently in one answer; other weights would agree nowhere.
     assert sum(same[:NUM_PROMPTS]) >= NUM_PROMPTS - 1
     assert sum(same[NUM_PROMPTS:]) >= NUM_PROMPTS - 1
-
-
-def test_prompts_of_several_turns_are_shown_with_their_roles():
-    messages = [Message(role="system", content="Be kind."), Message(role="user", content="Hi")]
-    assert evaluate.show_messages(messages) == "system: Be kind.\n\nuser: Hi"

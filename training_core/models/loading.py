@@ -33,6 +33,11 @@ TOKENIZER_FILES = (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def training_device() -> torch.device:
+    """Return the accelerator when this process sees one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a checkpoint directory.
 

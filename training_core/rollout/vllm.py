@@ -54,7 +54,22 @@ def receive_weights(worker: Any, tensors: NamedTensors, dtype: torch.dtype) -> d
             yield name, value
 
     worker.reload_weights(weights_iterator=hand_out())
+    repack_output_heads(worker.model_runner.get_model())
     return tensor_digests(received, dtype)
+
+
+def repack_output_heads(model: torch.nn.Module) -> None:
+    """Renew vLLM's packed copy of each output head from its weight.
+
+    The CPU build multiplies by a packed copy. For a head tied to the embedding `reload_weights` replaces the weight and
+    leaves that copy: the engine would sample with the new body and the old head. No digest of what was handed over can
+    see this; the sampler-trainer mismatch of log-probabilities does.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 @contextlib.contextmanager

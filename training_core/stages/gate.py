@@ -11,6 +11,7 @@ from typing import Any
 from training_core.config.gate import GateConfig
 from training_core.errors import EvaluationError
 from training_core.evaluation.gate import GateReport, judge
+from training_core.evaluation.gate_rules import RuleRecord
 from training_core.evaluation.samples import read_scores
 from training_core.evaluation.scores import EvaluationScores
 from training_core.evaluation.summary import EVALUATION_SCHEMA_VERSION
@@ -56,19 +57,19 @@ def load_evaluation(folder: Path) -> EvaluationScores:
 
 
 def summarise_report(report: GateReport) -> dict[str, Any]:
-    """Return what people and MLflow need: the verdict, its reasons and the numbers of each rule."""
+    """Return what people and MLflow need: the verdict, its reasons and every rule with its numbers."""
 
-    def numbers(rule: Any) -> dict[str, Any] | None:
-        keys = {"name", "metric", "verdict", "value", "threshold", "bound", "candidate_mean", "baseline_mean", "detail"}
-        return None if rule is None else rule.model_dump(mode="json", include=keys)
+    def dump(rule: RuleRecord | None) -> dict[str, Any] | None:
+        return None if rule is None else rule.model_dump(mode="json")
 
     return {
         "verdict": str(report.verdict),
         "reasons": report.reasons,
-        "primary": numbers(report.primary),
-        "champion": numbers(report.champion),
-        "guards": [numbers(guard) for guard in report.guards],
+        "primary": dump(report.primary),
+        "champion": dump(report.champion),
+        "guards": [dump(guard) for guard in report.guards],
         "num_prompts": report.num_prompts,
+        "num_clusters": report.num_clusters,
         "weights_sha256": report.weights_sha256,
         "evaluation_digest": report.evaluation_digest,
     }

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from training_core.errors import ConfigurationError
 from training_core.ops.logprobs import token_logprobs
 from training_core.rollout.batch import MicroBatch
+from training_core.stages.shared_prompt import SharedPromptBatch, shared_prompt_hidden
 
 MAX_HEAD_DIFFERENCE_NATS = 0.05
 """Log-probs of the model's own logits may differ by this much: they are rounded to bfloat16 under autocast."""
@@ -43,8 +44,11 @@ def answer_logprobs(
     Both are of the distribution at `temperature`. The gradient flows through logprobs.
     """
     with precision.context():
-        hidden = model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
-    chosen = hidden[micro.predict_rows, micro.predict_positions]
+        if isinstance(micro, SharedPromptBatch):
+            chosen = shared_prompt_hidden(model, micro)
+        else:
+            hidden = model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+            chosen = hidden[micro.predict_rows, micro.predict_positions]
     logprobs, entropy = token_logprobs(
         chosen, head_weight(model), micro.targets, temperature=temperature, matmul_dtype=precision.matmul_dtype
     )

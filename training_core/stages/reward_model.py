@@ -24,7 +24,7 @@ from training_core.errors import DataError
 from training_core.metrics import MetricSums
 from training_core.models.chat import encode_pair
 from training_core.models.heads import RewardModel, new_reward_model, save_reward_model
-from training_core.models.loading import load_tokenizer
+from training_core.models.loading import load_tokenizer, training_device
 from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
@@ -59,7 +59,7 @@ def run(context: StageContext) -> StageOutcome:
     config = RewardModelConfig.model_validate(context.spec.config)
     model_directory = context.input_path("model")
     tokenizer = load_tokenizer(model_directory)
-    model = new_reward_model(model_directory, context.spec.seed)
+    model = new_reward_model(model_directory, context.spec.seed).to(training_device())
     limit = int(model.backbone.config.max_position_embeddings)
     train = encode_pairs(read_pairs(context.input_path("train_pairs")), tokenizer, limit)
     validation = encode_pairs(read_pairs(context.input_path("validation_pairs")), tokenizer, limit)

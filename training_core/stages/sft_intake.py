@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from training_core.config.intake import IntakeConfig
@@ -168,6 +168,8 @@ def store(source: Source, setup: ChatSetup, path: Path, dtype: str) -> None:
     limit = int(model.config.max_position_embeddings)
     tokenizer.model_max_length = limit
     state = cast_state_dict(model, DTYPES[dtype])
+    # Sampling settings go, before transformers refuses to save the ones it finds odd.
+    model.generation_config = new_generation_config()
     model.save_pretrained(path, state_dict=state, max_shard_size="1000GB")
     tokenizer.save_pretrained(path)
     bos = None if tokenizer.bos_token_id is None else int(tokenizer.bos_token_id)
@@ -181,6 +183,11 @@ def store(source: Source, setup: ChatSetup, path: Path, dtype: str) -> None:
     ):
         content = read_json(path / name)
         write_json(path / name, {key: value for key, value in sorted(content.items()) if key not in keys})
+
+
+def new_generation_config() -> Any:
+    make: Any = GenerationConfig
+    return make()
 
 
 def check_stored(path: Path, probes: list[list[int]]) -> int:

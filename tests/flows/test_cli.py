@@ -1,0 +1,327 @@
+"""The `tidegate` command as a process, over scripted stages: exit codes, one JSON object, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.prefect_home import API_URL_VARIABLE, prefect_server, use_home
+
+DRIVER = [sys.executable, "-m", "scripted_stages.driver"]
+OBJECT_KEYS = {"run_id", "state", "stages", "gate", "model"}
+
+
+@pytest.fixture(scope="module")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One Prefect server for the tests that do not need one of their own: starting one takes seconds."""
+    root = tmp_path_factory.mktemp("prefect-root")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PREFECT_HOME", API_URL_VARIABLE):
+            patch.delenv(name, raising=False)
+        before = dict(os.environ)
+        use_home(root)
+        with prefect_server(root) as server:
+            assert server is not None
+            server.wait_until_ready()
+            url = os.environ[API_URL_VARIABLE]
+            for name in set(os.environ) - set(before):
+                os.environ.pop(name)
+            yield url
+
+
+@pytest.fixture
+def tidegate(workspace: Any, server_url: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command with the shared server."""
+
+    def _tidegate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**workspace.environment, API_URL_VARIABLE: server_url, **variables}
+        return subprocess.run(
+            [*DRIVER, *arguments], env=environment, cwd=workspace.path, capture_output=True, text=True, timeout=120
+        )
+
+    return _tidegate
+
+
+def start(workspace: Any, *arguments: str) -> subprocess.Popen[str]:
+    """Start the command with a Prefect server of its own, as a person does."""
+    return subprocess.Popen(
+        [*DRIVER, *arguments],
+        env=workspace.environment,
+        cwd=workspace.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test runner may ignore SIGINT; the command must not inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def processes_of(root: Path) -> list[int]:
+    """Return the live processes that know of this root by their environment: the command, servers, stages."""
+    found = []
+    for process in psutil.process_iter(["pid", "status"]):
+        with contextlib.suppress(psutil.Error):
+            known = process.environ().get("TIDEGATE_ROOT") == str(root)
+            if known and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def has_checkpoint(workspace: Any, stage: str, step: int) -> Callable[[], bool]:
+    return lambda: any((workspace.root / "stages" / stage).glob(f"*/checkpoints/step_{step:06d}/manifest.json"))
+
+
+def flow_states(root: Path) -> list[str]:
+    with contextlib.closing(sqlite3.connect(root / "prefect" / "prefect.db")) as database:
+        return [name for (name,) in database.execute("select state_name from flow_run order by created")]
+
+
+@pytest.mark.server
+def test_run_plan_show_list_report(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    planned = json.loads(tidegate("plan", "pipeline.yaml", "--json").stdout)
+    first = tidegate("run", "pipeline.yaml", "--json")
+    assert first.returncode == 0, first.stderr
+    view = json.loads(first.stdout)
+    assert set(view) == OBJECT_KEYS
+    assert view["run_id"] == planned["run_id"]
+    assert view["state"] == "Completed"
+    assert {stage["state"] for stage in view["stages"]} == {"Completed"}
+    assert all(Path(stage["directory"]).is_dir() for stage in view["stages"])
+    assert view["gate"]["verdict"] == "pass"
+    assert set(view["model"]) == {"name", "version", "weights_sha256", "aliases"}
+    assert "grpo: Completed" in first.stderr
+
+    second = tidegate("run", "pipeline.yaml")
+    assert second.returncode == 0
+    assert "grpo: Cached" in second.stdout
+    assert "gate: PASS" in second.stdout
+    assert "model: scripted version 1 (champion)" in second.stdout
+
+    shown = json.loads(tidegate("show", "latest", "--json").stdout)
+    assert shown["run_id"] == view["run_id"]
+    assert {stage["state"] for stage in shown["stages"]} == {"Cached"}
+    assert view["run_id"] in tidegate("list").stdout
+    assert json.loads(tidegate("list", "--json").stdout)[0]["verdict"] == "pass"
+    lines = tidegate("plan", "pipeline.yaml", "--set", "algorithm.clip_low=0.3").stdout
+    assert "algorithm.clip_low: 0.2 -> 0.3" in lines
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("verdict", "code"), [("fail", 1), ("inconclusive", 1), ("error", 3)])
+def test_the_gate_decides_the_exit_code(workspace, tidegate, verdict: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"gate": {"verdict": verdict}})
+    done = tidegate("run", "pipeline.yaml", "--json")
+    assert done.returncode == code, done.stderr
+    view = json.loads(done.stdout)
+    assert view["state"] == "Rejected"
+    assert view["model"] is None
+    assert view["stages"][-1]["state"] == "Skipped"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("kind", "code"), [("DataError", 3), ("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)]
+)
+def test_a_failed_stage_ends_with_its_code_and_one_block(workspace, tidegate, kind: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"check_data": {"raise": [kind, "row 3 is bad"]}})
+    done = tidegate("run", "pipeline.yaml", "--json")
+    assert done.returncode == code
+    assert f"exit code {code}): row 3 is bad" in done.stderr
+    assert "Traceback" not in done.stderr
+    view = json.loads(done.stdout)
+    assert view["state"] == "Failed"
+    assert view["error"] == {"type": kind, "message": "row 3 is bad", "exit_code": code}
+    assert [stage["state"] for stage in view["stages"][:3]] == ["Completed", "Failed", "Pending"]
+
+
+@pytest.mark.server
+def test_a_preempted_stage_is_tried_again_in_the_same_run(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 3, "raise": ["PreemptedError", "the machine is needed"], "bad_attempts": 2}})
+    done = tidegate("run", "pipeline.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "grpo: continues (from step_000003" in done.stderr
+    result = json.loads(next((workspace.root / "stages" / "grpo").glob("*/result.json")).read_text())
+    assert result["attempts"] == 3
+    again = tidegate("run", "pipeline.yaml", "--set", "launch.retries=0", "--set", "algorithm.clip_low=0.3")
+    assert again.returncode == 75
+    assert "the machine is needed" in again.stderr
+
+
+@pytest.mark.server
+def test_ctrl_c_saves_and_leaves_no_process(workspace) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml", "--json")
+    wait_for(has_checkpoint(workspace, "grpo", 3))
+    command.send_signal(signal.SIGINT)
+    stdout, stderr = command.communicate(timeout=60)
+    assert command.returncode == 130, stderr
+    wait_for(lambda: not processes_of(workspace.root), 5)
+    assert "Traceback" not in stderr
+    view = json.loads(stdout)
+    assert view["state"] == "Interrupted"
+    assert view["stages"][3]["state"] == "Interrupted"
+    assert flow_states(workspace.root) == ["Interrupted"]
+
+
+@pytest.mark.server
+def test_sigterm_saves_and_is_told_as_preemption(workspace) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml", "--json")
+    wait_for(has_checkpoint(workspace, "grpo", 3))
+    command.terminate()
+    stdout, stderr = command.communicate(timeout=60)
+    assert command.returncode == 75, stderr
+    wait_for(lambda: not processes_of(workspace.root), 5)
+    assert json.loads(stdout)["state"] == "Pre-empted"
+    assert flow_states(workspace.root) == ["Pre-empted"]
+    error = json.loads(next((workspace.root / "stages" / "grpo").glob("*/error.json")).read_text())
+    assert "stopped after step" in error["message"]
+
+
+@pytest.mark.server
+def test_a_killed_command_leaves_nothing_and_the_same_command_continues(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 60, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml")
+    wait_for(has_checkpoint(workspace, "grpo", 3))
+    command.kill()
+    command.communicate(timeout=60)
+    wait_for(lambda: not processes_of(workspace.root), 30)
+    assert json.loads(tidegate("show", "--json").stdout)["state"] == "Interrupted"
+    workspace.script({"grpo": {"steps": 60}})
+    done = tidegate("run", "pipeline.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    directory = Path(view["stages"][3]["directory"])
+    metrics, digest = (directory / "metrics.jsonl").read_bytes(), json.loads((directory / "result.json").read_text())
+    assert digest["attempts"] == 2
+    whole = tidegate("run", "pipeline.yaml", "--json", "--root", str(workspace.path / "other_root"))
+    other = Path(json.loads(whole.stdout)["stages"][3]["directory"])
+    assert (other / "metrics.jsonl").read_bytes() == metrics
+    assert json.loads((other / "result.json").read_text())["summary"] == digest["summary"]
+
+
+@pytest.mark.server
+def test_two_commands_at_once(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml")
+    try:
+        wait_for(has_checkpoint(workspace, "grpo", 1))
+        same = tidegate("run", "pipeline.yaml")
+        assert same.returncode == 75
+        assert "is already going on" in same.stderr
+        # Another run that shares the stage: its gate differs.
+        other = tidegate("run", "pipeline.yaml", "--set", "gate.alpha=0.1")
+        assert other.returncode == 75
+        assert "works in" in other.stderr
+        assert str(workspace.root / "stages" / "grpo") in other.stderr
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=60)
+
+
+def test_refusals_come_before_any_server_starts(workspace) -> None:  # type: ignore[no-untyped-def]
+    def refused(*arguments: str) -> str:
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            env=workspace.environment,
+            cwd=workspace.path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert time.monotonic() - started < 30
+        return done.stderr
+
+    assert "Did you mean 'seed'?" in refused("run", "pipeline.yaml", "--set", "sead=1")
+    assert "write 1e-6 without quotes" in refused(
+        "run", "pipeline.yaml", "--set", "algorithm.optimizer.learning_rate='1e-6'"
+    )
+    assert "does not exist" in refused("plan", "pipeline.yaml", "--set", "checkpoint.source=nowhere")
+    assert "no such command" in refused("rnu", "pipeline.yaml").lower()
+    assert "no runs under" in refused("show")
+    assert not (workspace.root / "prefect").exists()
+
+
+def test_a_bug_goes_to_a_file(workspace, tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import typer
+
+    from flows.commands.errors import exit_code_of
+
+    app = typer.Typer()
+
+    @app.command()
+    def broken() -> None:
+        raise RuntimeError("surprise")
+
+    assert exit_code_of(app, []) == 70
+    printed = capsys.readouterr().err
+    assert "This is a bug" in printed
+    assert "Traceback" not in printed
+    (file,) = Path.cwd().glob("tidegate-traceback-*.txt")
+    assert "RuntimeError: surprise" in file.read_text()
+
+
+def test_an_unreachable_server_is_temporary(workspace) -> None:  # type: ignore[no-untyped-def]
+    done = subprocess.run(
+        [*DRIVER, "run", "pipeline.yaml"],
+        env={**workspace.environment, API_URL_VARIABLE: "http://127.0.0.1:9/api"},
+        cwd=workspace.path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 75
+    assert "no Prefect server answers at PREFECT_API_URL" in done.stderr
+
+
+def test_help_and_schema_are_quick_and_light(workspace) -> None:  # type: ignore[no-untyped-def]
+    heavy = "{'torch', 'transformers', 'vllm', 'mlflow', 'prefect', 'pandas', 'great_expectations'}"
+    code = f"import sys, flows.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "[]"
+    code = f"import sys, flows.post_training, flows.stages; print(sorted(({heavy} - {{'prefect'}}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=workspace.path)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+    printed = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "schema"], capture_output=True, text=True, check=True, cwd="/"
+    )
+    schema = json.loads(printed.stdout)
+    assert schema["properties"]["seed"]["description"] == "Seed of every stage."
+    assert {"name", "checkpoint", "data", "algorithm", "gate"} <= set(schema["required"])
+
+
+def test_doctor_looks_at_everything(workspace) -> None:  # type: ignore[no-untyped-def]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "doctor", "--json"],
+        env={**workspace.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    findings = {finding["what"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 75, done.stdout
+    assert not findings["MLflow"]["ok"]
+    assert {"python", "torch", "machine", "torch devices", "disk", "Prefect", "runs"} <= set(findings)
+    assert all(finding["ok"] for name, finding in findings.items() if name not in ("MLflow", "disk"))

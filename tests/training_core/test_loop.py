@@ -1,0 +1,129 @@
+"""The training loop around a trainer that only counts: resume, pre-emption, damaged checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training_core.errors import ArtifactError, PreemptedError
+from training_core.loop import LoopSettings, StepAbandonedError, StepRecord, run_loop
+from training_core.metrics import read_metrics
+from training_core.protocol.context import StageContext
+from training_core.protocol.directory import StageDirectory
+from training_core.records import StageSpec
+
+SETTINGS = LoopSettings(num_steps=7, checkpoint_every_steps=3, keep_last_checkpoints=2, phase="test")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+class CountingTrainer:
+    """Its state is the sum of the steps it did."""
+
+    def __init__(self, context: StageContext, *, kill_in: int = 0, stop_in: int = 0, abandon: bool = False) -> None:
+        self.context = context
+        self.total = 0
+        self.kill_in = kill_in
+        self.stop_in = stop_in
+        self.abandon = abandon
+
+    def train_step(self, step: int) -> StepRecord:
+        if step == self.kill_in:
+            raise Killed
+        if step == self.stop_in:
+            self.context.stop.requested = True
+            if self.abandon:
+                raise StepAbandonedError
+        self.total += step
+        return StepRecord({"test/total": self.total}, {"time/x_seconds": 0.1}, [{"text": f"\u2028 step {step}"}])
+
+    def save(self, directory: Path, step: int) -> None:
+        (directory / "total.json").write_text(json.dumps([step, self.total]))
+
+    def load(self, directory: Path) -> int:
+        step, self.total = json.loads((directory / "total.json").read_text())
+        return int(step)
+
+
+def new_context(path: Path) -> StageContext:
+    spec = StageSpec(stage="grpo", stage_version=1, config={})
+    directory = StageDirectory(path)
+    directory.prepare(spec)
+    return StageContext(spec, directory)
+
+
+def deterministic_files(path: Path) -> list[str]:
+    return [(path / name).read_text() for name in ("metrics.jsonl", "samples.jsonl")]
+
+
+@pytest.fixture
+def uninterrupted(tmp_path: Path) -> list[str]:
+    context = new_context(tmp_path / "whole")
+    run_loop(context, CountingTrainer(context), SETTINGS)
+    return deterministic_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kill_in", range(1, 8))
+def test_killed_anywhere_and_continued_writes_the_same_files(
+    tmp_path: Path, uninterrupted: list[str], kill_in: int
+) -> None:
+    context = new_context(tmp_path / "killed")
+    with pytest.raises(Killed):
+        run_loop(context, CountingTrainer(context, kill_in=kill_in), SETTINGS)
+    trainer = CountingTrainer(context)
+    run_loop(context, trainer, SETTINGS)
+    assert trainer.total == sum(range(1, 8))
+    assert deterministic_files(tmp_path / "killed") == uninterrupted
+    assert [row["step"] for row in read_metrics(context.directory.timings_path)] == list(range(1, 8))
+
+
+@pytest.mark.parametrize("abandon", [False, True])
+@pytest.mark.parametrize("stop_in", [1, 2, 3, 5])
+def test_sigterm_saves_the_last_whole_step(
+    tmp_path: Path, uninterrupted: list[str], stop_in: int, abandon: bool
+) -> None:
+    context = new_context(tmp_path / "stopped")
+    with pytest.raises(PreemptedError, match="Run the same command again"):
+        run_loop(context, CountingTrainer(context, stop_in=stop_in, abandon=abandon), SETTINGS)
+    done = stop_in - 1 if abandon else stop_in
+    latest = context.checkpoints().latest()
+    assert (latest.step if latest else 0) == done
+    context = new_context(tmp_path / "stopped")
+    run_loop(context, CountingTrainer(context), SETTINGS)
+    assert deterministic_files(tmp_path / "stopped") == uninterrupted
+
+
+def test_a_stop_in_the_last_step_lets_the_stage_finish(tmp_path: Path, uninterrupted: list[str]) -> None:
+    context = new_context(tmp_path / "last")
+    run_loop(context, CountingTrainer(context, stop_in=7), SETTINGS)
+    assert deterministic_files(tmp_path / "last") == uninterrupted
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, uninterrupted: list[str]) -> None:
+    context = new_context(tmp_path / "damaged")
+    with pytest.raises(Killed):
+        run_loop(context, CountingTrainer(context, kill_in=7), SETTINGS)
+    (context.directory.checkpoints_path / "step_000006" / "total.json").write_text("[6, 0]")
+    run_loop(context, CountingTrainer(context), SETTINGS)
+    assert deterministic_files(tmp_path / "damaged") == uninterrupted
+
+
+def test_no_valid_checkpoint_is_an_error_and_not_a_new_start(tmp_path: Path) -> None:
+    context = new_context(tmp_path / "ruined")
+    run_loop(context, CountingTrainer(context), SETTINGS)
+    before = deterministic_files(tmp_path / "ruined")
+    for path in context.directory.checkpoints_path.glob("step_*"):
+        (path / "total.json").write_text("")
+    with pytest.raises(ArtifactError, match="none of them is whole"):
+        run_loop(context, CountingTrainer(context), SETTINGS)
+    assert deterministic_files(tmp_path / "ruined") == before
+
+
+def test_a_finished_training_does_no_step_again(tmp_path: Path) -> None:
+    context = new_context(tmp_path / "done")
+    run_loop(context, CountingTrainer(context), SETTINGS)
+    run_loop(context, CountingTrainer(context, kill_in=1), SETTINGS)

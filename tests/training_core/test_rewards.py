@@ -1,0 +1,164 @@
+"""Rewards: every rule by hand, missing is not zero, and the reward model's part."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from training_core.config.rewards import RewardConfig, RewardModelReward, check_part_names
+from training_core.errors import ConfigurationError, EvaluationError
+from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_texts
+from training_core.models.loading import load_tokenizer
+from training_core.records import Message, StopReason
+from training_core.registries import REWARD_RULES
+from training_core.rewards.base import RewardContext
+from training_core.rewards.combine import RewardPart, score_answers
+from training_core.rewards.model import load_reward_part
+
+PROMPTS = [[Message(role="user", content="Say something.")]] * 3
+CONFIGS = TypeAdapter(RewardConfig)
+
+
+def context(num_tokens: list[int], reasons: list[StopReason] | None = None, **extra: Any) -> RewardContext:
+    return RewardContext(
+        num_tokens=num_tokens,
+        stop_reasons=reasons or [StopReason.EOS] * len(num_tokens),
+        extras=[extra] * len(num_tokens),
+        max_new_tokens=16,
+    )
+
+
+CUSTOM_MODULE = """
+def by_length(prompts, answers, context, *, scale):
+    return [None if answer == "" else scale * len(answer) for answer in answers]
+"""
+
+
+EXAMPLES: dict[str, tuple[dict[str, Any], list[str], RewardContext, list[float | None]]] = {
+    "length": (
+        {"min_tokens": 4, "max_tokens": 6, "slack_tokens": 4},
+        ["a", "b", "c"],
+        context([5, 8, 30]),
+        [1, 0.5, 0],
+    ),
+    "regex": ({"pattern": r"\d+", "match": "full"}, [" 12 ", "12 a", "x"], context([1, 1, 1]), [1, 0, 0]),
+    "contains": ({"phrases": ["Sea", "tide"]}, ["the SEA", "sea and tide", ""], context([1, 1, 1]), [0.5, 1, 0]),
+    "exact_match": ({}, ["forty  two", "Forty two", "41"], context([1, 1, 1], reference="forty two"), [1, 0, 0]),
+    "truncation": ({}, ["a", "b"], context([3, 16], [StopReason.EOS, StopReason.LENGTH]), [0, -1]),
+    "soft_overlong": (
+        {"buffer_tokens": 8},
+        ["a", "b", "c"],
+        context([7, 11, 16], [StopReason.EOS, StopReason.EOS, StopReason.LENGTH]),
+        [0, -0.5, -1],
+    ),
+    "repetition": ({"ngram": 2}, ["a b a b a b", "a b c d", "a"], context([6, 4, 1]), [-0.6, 0, 0]),
+    "sentiment": ({}, ["", "the table"], context([0, 2]), [0, 0]),
+    "custom": (
+        {"import_path": "custom_reward_example:by_length", "parameters": {"scale": 2.0}},
+        ["ab", ""],
+        context([1, 0]),
+        [4, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(REWARD_RULES))
+def test_every_rule_by_hand(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "custom_reward_example.py").write_text(CUSTOM_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    knobs, answers, about, expected = EXAMPLES[kind]
+    rule = REWARD_RULES[kind](CONFIGS.validate_python({"kind": kind, **knobs}))
+    assert rule(PROMPTS[: len(answers)], answers, about) == pytest.approx(expected)
+
+
+def test_sentiment_has_a_sign() -> None:
+    rule = REWARD_RULES["sentiment"](CONFIGS.validate_python({"kind": "sentiment"}))
+    good, bad = rule(PROMPTS[:2], ["What a wonderful, happy day!", "What a terrible, sad day."], context([6, 6]))
+    assert good is not None
+    assert bad is not None
+    assert good > 0.5 > -0.3 > bad
+
+
+def test_exact_match_without_a_reference_is_missing() -> None:
+    rule = REWARD_RULES["exact_match"](CONFIGS.validate_python({"kind": "exact_match"}))
+    assert rule(PROMPTS[:1], ["x"], context([1])) == [None]
+
+
+def part(name: str, weight: float, scores: list[float | None]) -> RewardPart:
+    return RewardPart(name, weight, lambda prompts, answers, context: scores)
+
+
+def test_parts_add_up_with_weights_and_missing_is_not_zero() -> None:
+    parts = [part("a", 2.0, [1.0, None, 0.0]), part("b", -1.0, [0.5, 0.5, 0.0])]
+    combined = score_answers(parts, PROMPTS, ["x", "y", "z"], context([1, 1, 1]))
+    assert combined.totals == [1.5, None, 0.0]
+    assert combined.num_missing == 1
+    metrics = combined.metrics()
+    assert metrics["reward/a_mean"] == 0.5
+    assert metrics["reward/b_mean"] == pytest.approx(1 / 3)
+    assert metrics["reward/mean"] == 0.75
+    assert metrics["reward/std"] == 0.75
+    assert metrics["reward/missing_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_an_error(score: float) -> None:
+    with pytest.raises(EvaluationError, match="must be finite"):
+        score_answers([part("a", 1.0, [score])], PROMPTS[:1], ["x"], context([1]))
+
+
+def test_a_wrong_number_of_scores_is_an_error() -> None:
+    with pytest.raises(EvaluationError, match="2 scores for 1 answers"):
+        score_answers([part("a", 1.0, [1.0, 2.0])], PROMPTS[:1], ["x"], context([1]))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"kind": "regex", "pattern": "("}, "not a regular expression"),
+        ({"kind": "contains", "phrases": [" "]}, "empty"),
+        ({"kind": "length", "min_tokens": 9, "max_tokens": 8}, "must not exceed"),
+        ({"kind": "custom", "import_path": "no_colon"}, "pattern"),
+        ({"kind": "sentiment", "ngram": 4}, "Extra inputs"),
+    ],
+)
+def test_bad_configs_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        CONFIGS.validate_python(config)
+
+
+def test_part_names_must_differ() -> None:
+    twice = [CONFIGS.validate_python({"kind": "sentiment"})] * 2
+    with pytest.raises(ValueError, match="two rewards are called sentiment"):
+        check_part_names(twice)
+    with pytest.raises(ValueError, match="at least one reward"):
+        check_part_names([])
+
+
+def test_a_custom_reward_that_cannot_be_imported_is_a_configuration_error() -> None:
+    config = CONFIGS.validate_python({"kind": "custom", "import_path": "no.such.module:score"})
+    with pytest.raises(ConfigurationError, match=r"no\.such\.module"):
+        REWARD_RULES["custom"](config)
+
+
+def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model = new_reward_model(tiny_checkpoint, seed=0)
+    model.score_mean, model.score_std = 0.25, 0.5
+    save_reward_model(model, tiny_checkpoint, tmp_path / "rm", {})
+    answers = ["a river", "bread"]
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    conversations = [(PROMPTS[0], [Message(role="assistant", content=answer)]) for answer in answers]
+    raw = score_texts(load_reward_model(tmp_path / "rm"), tokenizer, conversations)
+
+    def scores(**knobs: Any) -> list[float | None]:
+        config = RewardModelReward(kind="reward_model", dtype="float32", **knobs)
+        return load_reward_part(config, tmp_path / "rm", torch.device("cpu"))(PROMPTS[:2], answers, context([2, 1]))
+
+    assert scores(normalise=False) == raw
+    assert scores() == pytest.approx([(value - 0.25) / 0.5 for value in raw])
+    assert scores(clip=1e-3) == [pytest.approx(-1e-3)] * 2

@@ -1,0 +1,240 @@
+"""Rollout engines: the contract, seeds, temperatures, and refusals of weights that are not the trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from training_core.config.rollout import TransformersRolloutConfig
+from training_core.errors import DataError, WeightVersionError
+from training_core.models.loading import load_causal_lm
+from training_core.records import StopReason
+from training_core.rollout.base import (
+    LogprobsKind,
+    RolloutRequest,
+    SamplingSettings,
+    WeightReport,
+    check_rollouts,
+    hand_over_weights,
+)
+from training_core.rollout.batch import build_batch, split_micro_batches
+from training_core.rollout.build import build_engine, read_eos_token_ids
+from training_core.rollout.scripted import ScriptedEngine
+from training_core.rollout.transformers import TransformersEngine, draw_tokens, keep_top_p
+
+PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13), (40,)]
+
+
+def requests(num_samples: int = 2) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(f"p{i}", sample, prompt, seed=100 * i + sample)
+        for i, prompt in enumerate(PROMPTS)
+        for sample in range(num_samples)
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint: Path) -> Iterator[TransformersEngine]:
+    config = TransformersRolloutConfig(engine="transformers", dtype="float32", max_new_tokens=6)
+    made = build_engine(config, tiny_checkpoint, max_prompt_tokens=5)
+    assert isinstance(made, TransformersEngine)
+    yield made
+    made.close()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> PreTrainedModel:
+    return load_causal_lm(tiny_checkpoint)
+
+
+def test_logprobs_are_those_of_the_sampled_distribution(engine: TransformersEngine, model: PreTrainedModel) -> None:
+    for temperature in (1.0, 0.5):
+        for rollout, request in zip(
+            engine.generate(requests(), SamplingSettings(6, temperature)), requests(), strict=True
+        ):
+            ids = torch.tensor([[*request.prompt_ids, *rollout.token_ids]])
+            with torch.no_grad():
+                logprobs = torch.log_softmax(model(input_ids=ids).logits[0] / temperature, dim=-1)
+            positions = range(len(request.prompt_ids) - 1, ids.shape[1] - 1)
+            expected = [logprobs[t, ids[0, t + 1]].item() for t in positions]
+            assert rollout.logprobs == pytest.approx(expected, abs=1e-4)
+            assert rollout.logprobs_kind == LogprobsKind.SAMPLED
+
+
+def test_an_answer_depends_on_its_seed_and_not_on_its_neighbours(engine: TransformersEngine) -> None:
+    settings = SamplingSettings(6)
+    together = engine.generate(requests(), settings)
+    backwards = engine.generate(requests()[::-1], settings)[::-1]
+    alone = [engine.generate([request], settings)[0] for request in requests()]
+    assert [r.token_ids for r in together] == [r.token_ids for r in backwards] == [r.token_ids for r in alone]
+    reseeded = engine.generate([replace(request, seed=request.seed + 1) for request in requests()], settings)
+    assert [r.token_ids for r in reseeded] != [r.token_ids for r in together]
+    assert together[0].token_ids != together[1].token_ids
+
+
+def test_an_answer_ends_at_any_of_the_eos_tokens(tiny_checkpoint: Path, engine: TransformersEngine) -> None:
+    plain = engine.generate(requests(), SamplingSettings(6))
+    stop = {rollout.token_ids[2] for rollout in plain}
+    config = TransformersRolloutConfig(engine="transformers", dtype="float32", max_new_tokens=6)
+    stopping = TransformersEngine(
+        config, tiny_checkpoint, max_prompt_tokens=5, max_new_tokens=6, eos_token_ids=sorted(stop)
+    )
+    for before, after in zip(plain, stopping.generate(requests(), SamplingSettings(6)), strict=True):
+        end = next(i for i, token in enumerate(before.token_ids) if token in stop)
+        assert after.token_ids == before.token_ids[: end + 1]
+        assert after.stop_reason == StopReason.EOS
+        assert len(after.logprobs) == end + 1
+
+
+def test_the_token_limit_is_a_stop_reason(engine: TransformersEngine) -> None:
+    (rollout,) = engine.generate(requests()[:1], SamplingSettings(1))
+    assert len(rollout.token_ids) == 1
+    assert rollout.stop_reason == StopReason.LENGTH
+
+
+def test_greedy_takes_the_most_probable_token(engine: TransformersEngine, model: PreTrainedModel) -> None:
+    (rollout,) = engine.generate(requests()[:1], SamplingSettings(3, temperature=0.0))
+    ids = list(PROMPTS[0])
+    for token in rollout.token_ids:
+        with torch.no_grad():
+            assert int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids.append(token)
+
+
+def test_drawing_follows_the_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.2, 0.3])
+    uniforms = torch.arange(1000, dtype=torch.float64) / 1000
+    logits = probabilities.log().expand(1000, 3)
+    tokens, logprobs = draw_tokens(logits, uniforms, SamplingSettings(1))
+    assert torch.bincount(tokens).tolist() == pytest.approx([500, 200, 300], abs=1)
+    torch.testing.assert_close(logprobs, probabilities.log()[tokens])
+    tokens, logprobs = draw_tokens(logits, uniforms, SamplingSettings(1, top_p=0.7))
+    assert torch.bincount(tokens, minlength=3).tolist() == pytest.approx([625, 0, 375], abs=1)
+    torch.testing.assert_close(logprobs[0], torch.tensor(0.625).log())
+
+
+def test_the_largest_draw_takes_a_possible_token() -> None:
+    logits = torch.tensor([[0.0, 1.0, -float("inf")]])
+    tokens, _ = draw_tokens(logits, torch.tensor([1 - 2**-53], dtype=torch.float64), SamplingSettings(1))
+    assert tokens.tolist() == [1]
+
+
+def test_top_p_keeps_at_least_one_token() -> None:
+    kept: Tensor = keep_top_p(torch.tensor([[0.4, 0.6]]).log(), 1e-6)
+    assert kept.exp().tolist() == [[0.0, 1.0]]
+
+
+def named(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    return list(model.named_parameters())
+
+
+def test_weights_are_handed_over_and_reported(tiny_checkpoint: Path, engine: TransformersEngine) -> None:
+    trained = load_causal_lm(tiny_checkpoint)
+    first = hand_over_weights(engine, named(trained), version=0)
+    assert (first.version, first.num_changed_tensors) == (0, first.num_tensors)
+    before = engine.generate(requests(), SamplingSettings(4))
+    again = hand_over_weights(engine, named(trained), version=1)
+    assert again.num_changed_tensors == 0
+    assert again.sha256 == first.sha256
+    with torch.no_grad():
+        trained.model.layers[0].mlp.up_proj.weight.add_(0.5)
+    changed = hand_over_weights(engine, named(trained), version=2)
+    assert changed.num_changed_tensors == 1
+    assert changed.sha256 != first.sha256
+    after = engine.generate(requests(), SamplingSettings(4))
+    check_rollouts(after, requests(), 2, changed.sha256)
+    assert [r.logprobs for r in after] != [r.logprobs for r in before]
+    with pytest.raises(WeightVersionError, match="weight version 2"):
+        check_rollouts(after, requests(), 3, changed.sha256)
+    with pytest.raises(WeightVersionError, match="trainer expects"):
+        check_rollouts(after, requests(), 2, first.sha256)
+    hand_over_weights(engine, named(load_causal_lm(tiny_checkpoint)), version=3)
+
+
+@pytest.mark.parametrize(
+    "misreport",
+    [
+        lambda report: replace(report, version=report.version - 1),
+        lambda report: replace(report, sha256="0" * 64),
+        lambda report: replace(report, num_tensors=report.num_tensors - 1),
+        lambda report: replace(report, num_changed_tensors=0),
+    ],
+    ids=["stale version", "other digest", "tensor lost", "nothing changed"],
+)
+def test_an_engine_with_other_weights_is_refused(misreport: object) -> None:
+    lying = False
+
+    def report(honest: WeightReport) -> WeightReport:
+        return misreport(honest) if lying else honest  # type: ignore[operator]
+
+    engine = ScriptedEngine(lambda request: ([1], [-0.5]), [1], misreport=report)
+    hand_over_weights(engine, [("w", torch.ones(2))], version=4)
+    lying = True
+    with pytest.raises(WeightVersionError):
+        hand_over_weights(engine, [("w", torch.zeros(2))], version=5)
+
+
+def test_answers_to_other_requests_are_refused() -> None:
+    engine = ScriptedEngine(lambda request: ([1], [-0.5]), [1])
+    report = hand_over_weights(engine, [("w", torch.ones(2))], version=0)
+    rollouts = engine.generate(requests(), SamplingSettings(4))
+    check_rollouts(rollouts, requests(), 0, report.sha256)
+    with pytest.raises(RuntimeError, match="other answers"):
+        check_rollouts(rollouts[::-1], requests(), 0, report.sha256)
+    with pytest.raises(RuntimeError, match="raw model"):
+        check_rollouts([replace(r, logprobs_kind=LogprobsKind.RAW) for r in rollouts], requests(), 0, report.sha256)
+
+
+def test_a_poll_that_raises_ends_sampling(engine: TransformersEngine) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(requests(), SamplingSettings(6), poll=stop)
+
+
+def test_prompts_that_leave_no_room_are_refused(tiny_checkpoint: Path) -> None:
+    config = TransformersRolloutConfig(engine="transformers", max_new_tokens=100)
+    with pytest.raises(DataError, match=r"Lower rollout\.max_new_tokens to 12"):
+        build_engine(config, tiny_checkpoint, max_prompt_tokens=500)
+
+
+def test_eos_tokens_come_from_generation_config_and_tokenizer(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, directory)
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [0, 5]}))
+    own = read_eos_token_ids(tiny_checkpoint)
+    assert read_eos_token_ids(directory) == sorted({0, 5, *own})
+
+
+def test_micro_batches_hold_each_answer_once_and_predict_its_tokens() -> None:
+    engine = ScriptedEngine(
+        lambda request: ([20 + request.sample_index] * (request.sample_index + 1), [-1.0] * 3), [20]
+    )
+    asked = requests(3)
+    batch = build_batch(
+        asked,
+        [replace(r, logprobs=r.logprobs[: len(r.token_ids)]) for r in engine.generate(asked, SamplingSettings(9))],
+    )
+    seen = []
+    for micro in split_micro_batches(batch, range(len(asked)), 4, 0, torch.device("cpu")):
+        seen += micro.rows.tolist()
+        rebuilt = micro.scatter(micro.targets.float())
+        for index, row in enumerate(micro.rows.tolist()):
+            length = len(batch.answers[row])
+            assert rebuilt[index, :length].tolist() == list(batch.answers[row])
+            assert rebuilt[index, length:].abs().sum() == 0
+        inputs = micro.input_ids[micro.predict_rows, micro.predict_positions + 1]
+        torch.testing.assert_close(inputs, micro.targets)
+    assert sorted(seen) == list(range(len(asked)))
