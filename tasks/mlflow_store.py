@@ -120,6 +120,7 @@ def limit_requests(timeout_seconds: int, num_retries: int) -> None:
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_RECORD_ENV_VARS_IN_MODEL_LOGGING": "false",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     own = set(os.environ.get(OWN_LIMITS_VARIABLE, "").split(",")) - {""}
     for name, value in wanted.items():

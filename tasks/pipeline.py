@@ -55,6 +55,8 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         self.stopped: BaseException | None = None
         self._attempts: dict[str, int] = {}
         self._retry: dict[str, bool] = {}
+        self.errors: dict[str, BaseException] = {}
+        """How the last attempt at a stage ended, if it did not succeed."""
         self._published = time.monotonic()
         self._stack = ExitStack()
 
@@ -96,6 +98,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         stage, entry = BY_NAME[name], self.record.stages[name]
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._retry[name] = False
+        self.errors.pop(name, None)
         if name == "register" and is_rejected(self.state):
             entry.state, entry.why = StageState.SKIPPED, "the gate did not say pass"
             self.record.save(self.root)
@@ -108,6 +111,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
             plan = self._assess(stage)
             self._run_planned(stage, plan, entry)
         except BaseException as error:
+            self.errors[name] = error
             self._retry[name] = should_retry(error, self._attempts[name], self.config.launch.retries)
             entry.state, entry.error = _stage_state_after(error), f"{type(error).__name__}: {error}"
             self.record.save(self.root)

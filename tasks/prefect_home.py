@@ -29,7 +29,8 @@ def use_home(root: Path) -> None:
     """
     settings = {
         "PREFECT_HOME": str(root.absolute() / "prefect"),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        # Ours is the only server: Prefect's own temporary one would be started in silence and outlive a kill.
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_FLOW_RUNS_LEVEL": "CRITICAL",

@@ -257,7 +257,8 @@ def _create_version(candidate: Candidate, source: str, run_id: str) -> ModelVers
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        return client.create_model_version(name, source, run_id=run_id, tags=tags)
+        model_id = source.removeprefix("models:/")  # A server takes no source of a model that is not named.
+        return client.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id)
 
 
 def version_tags(lineage: LineageConfig, gate: dict[str, Any], weights: str, gate_sha256: str) -> dict[str, str]:

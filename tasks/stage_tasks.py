@@ -15,7 +15,7 @@ from tasks.planning import BY_NAME
 from tasks.policies import RETRY_DELAY_SECONDS
 from tasks.runs import RunState, StageState
 from tasks.stopping import is_cancelled_by_server, is_sigterm
-from training_core.errors import PreemptedError, TidegateError
+from training_core.errors import PreemptedError
 
 # Stages are cached by content in the root, with their outputs verified; Prefect's cache knows nothing of files.
 STAGE_TASK: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
@@ -52,7 +52,8 @@ def call(task: Task[..., Any], run: PipelineRun) -> None:
     )
     outcome = configured(run)
     if isinstance(outcome, State) and outcome.is_failed():
-        raise outcome.data if isinstance(outcome.data, BaseException) else TidegateError(str(outcome.message))
+        # Prefect wraps what a state holds; the run kept the error itself.
+        raise run.errors[name]
 
 
 def stage_name(task: Task[..., Any]) -> str:

@@ -29,7 +29,7 @@ MAX_ARTIFACT_BYTES = 50 << 20
 DIGEST_CHARACTERS = 36
 """MLflow refuses a longer dataset digest; the whole one is a tag."""
 ARTIFACT_SUFFIXES = (".json", ".html", ".md")
-DATASET_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+DATASET_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 DONE_TAG = "tidegate.done"
 """Set last, to the digest of result.json: everything of this result is in MLflow."""
 

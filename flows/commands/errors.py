@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import typer
 
 from training_core.errors import (
@@ -33,10 +32,7 @@ def exit_code_of(app: typer.Typer, arguments: Sequence[str]) -> int:
     try:
         code = app(args=list(arguments), standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except TerminatedError:
@@ -46,7 +42,15 @@ def exit_code_of(app: typer.Typer, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except Exception as error:
+        if is_usage_error(error):
+            error.show()  # type: ignore[attr-defined]
+            return int(error.exit_code)  # type: ignore[attr-defined]
         return report_error(error)
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Return whether the command line was wrong. Typer brings a Click of its own, so the type is known by its name."""
+    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)
 
 
 def report_error(error: Exception) -> int:

@@ -26,7 +26,7 @@ from training_core.errors import (
     EXIT_GATE_NOT_PASSED,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_TEMPORARY,
+    PreemptedError,
     as_tidegate_error,
 )
 from training_core.records import Verdict
@@ -59,6 +59,9 @@ def _run(
     if isinstance(failure, KeyboardInterrupt) or (record and record.state is RunState.INTERRUPTED):
         print("interrupted; the same command again continues", file=sys.stderr)
         return view, EXIT_INTERRUPTED
+    if record is not None and record.state is RunState.PREEMPTED:
+        # The flow returned a state of that name; what Prefect raises for it is not the error itself.
+        failure = PreemptedError(next((entry.error for entry in record.stages.values() if entry.error), "stopped"))
     if failure is not None:
         return _failed(view, failure)
     assert record is not None
@@ -95,8 +98,6 @@ def outcome_code(record: RunRecord) -> int:
     """Return the exit code of a run that ended by itself."""
     if record.state is RunState.COMPLETED:
         return EXIT_OK
-    if record.state is RunState.PREEMPTED:
-        return EXIT_TEMPORARY
     return EXIT_DATA if (record.gate or {}).get("verdict") == Verdict.ERROR else EXIT_GATE_NOT_PASSED
 
 

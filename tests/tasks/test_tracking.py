@@ -18,11 +18,19 @@ from typing import Any
 
 import pytest
 
+from tasks.champion import current_champion, verify_registration
 from tasks.mlflow_store import connect, locate_store
 from tasks.tracking import PipelineTracker, status_of_error, status_of_state
 from tasks.tracking_journal import JournalFile
-from training_core.errors import ConfigurationError, PreemptedError, StageTimeoutError, TrainingDivergedError
+from training_core.errors import (
+    ConfigurationError,
+    PreemptedError,
+    ServerUnreachableError,
+    StageTimeoutError,
+    TrainingDivergedError,
+)
 from training_core.protocol.atomic import write_json
+from training_core.protocol.digests import path_digest, weights_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageResult, StageSpec
 
@@ -324,3 +332,35 @@ def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: P
     (run,) = store.runs("grpo")
     assert run.info.status == "FINISHED"
     assert [f.path for f in store.client.list_artifacts(run.info.run_id)] == ["gate.json"]
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_register_through_a_server(tmp_path: Path, server: Server, tiny_checkpoint: Path) -> None:
+    """Weights go to a server and come back; its refusal of sources that it does not know is heeded."""
+    root, config = tmp_path / "root", make_config(server.uri)
+    config.registry = SimpleNamespace(model_name="served")
+    root.mkdir()
+    weights = weights_digest(tiny_checkpoint)
+    write_json(root / "gate.json", {"verdict": "pass", "reasons": [], "weights_sha256": {"candidate": weights}})
+    inputs = {"policy": tiny_checkpoint, "gate": root / "gate.json"}
+    spec = StageSpec(
+        stage="register",
+        stage_version=1,
+        config={"registry": {"model_name": "served"}, "tracking": {"uri": server.uri, "experiment": "test"}},
+        inputs={name: Artifact(path=str(path), sha256=path_digest(path)) for name, path in inputs.items()},
+    )
+    directory = StageDirectory.of_spec(root, spec)
+    directory.prepare(spec)
+    server.start()
+    command = [sys.executable, "-m", "tasks", str(directory.spec_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    champion = current_champion(config, root, tmp_path / "champions")
+    assert champion is not None
+    assert weights_digest(Path(champion["path"])) == weights == champion["weights_sha256"]
+    registration = json.loads((directory.outputs_path / "registration.json").read_text())
+    assert verify_registration(config, root, registration)
+    server.kill()
+    with pytest.raises(ServerUnreachableError):
+        current_champion(config, root, tmp_path / "champions")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import nn
 
 from training_core.config.optimizer import ConstantSchedule, CosineSchedule, LinearSchedule, OptimizerConfig
@@ -202,3 +203,19 @@ def test_schedules_reduce_to_constant_and_reject_other_steps() -> None:
         assert [learning_rate_factor(schedule, step, 3) for step in (1, 2, 3)] == pytest.approx([1, 1, 1])
     with pytest.raises(ValueError, match=r"1\.\.3"):
         learning_rate_factor(ConstantSchedule(), 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": "1e-6"}, "valid number"),
+        ({"learning_rate": -1e-6}, "greater than or equal to 0"),
+        ({"learning_rate": 1e-6, "schedule": {"kind": "linear", "final_fraction": 1.5}}, "less than or equal to 1"),
+        ({"learning_rate": 1e-6, "schedule": {"kind": "constant", "final_fraction": 0.5}}, "not permitted"),
+        ({"learning_rate": 1e-6, "momentum": 0.9}, "not permitted"),
+        ({}, "learning_rate"),
+    ],
+)
+def test_impossible_optimizer_configs_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        OptimizerConfig.model_validate(values)

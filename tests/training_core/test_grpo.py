@@ -165,12 +165,18 @@ def gradients_after(updater: GrpoUpdater, scored: ScoredBatch) -> dict[str, torc
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a["kind"])
 @pytest.mark.parametrize("kl", ["none", "k2"])
-def test_gradients_do_not_depend_on_the_micro_batch_size(
+def test_gradients_do_not_depend_on_how_answers_are_batched(
     tiny_checkpoint: Path, prompts_path: Path, aggregation: dict[str, Any], kl: str
 ) -> None:
     found = []
-    for size in (8, 3, 1):
-        config = stage_config(micro_batch_size=size, aggregation=aggregation, kl=KLS[kl], mask_truncated=True)
+    for size, share_prompt in ((8, False), (3, False), (1, False), (8, True), (3, True)):
+        config = stage_config(
+            micro_batch_size=size,
+            share_prompt=share_prompt,
+            aggregation=aggregation,
+            kl=KLS[kl],
+            mask_truncated=True,
+        )
         engine = ScriptedEngine(answers_of, [])
         trainer = build_trainer(tiny_checkpoint, prompts_path, config, engine)
         scored = scored_batch(trainer)

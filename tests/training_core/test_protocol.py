@@ -183,6 +183,7 @@ def test_stopped_and_continued_equals_never_stopped(stage_home: Path, how: signa
     assert directory.metrics_path.read_bytes() == whole_directory.metrics_path.read_bytes()
     assert directory.result().outputs == whole_directory.result().outputs
     assert directory.result().attempts == 2
+    assert not directory.checkpoints_path.exists()
 
 
 def test_child_dies_with_its_parent(stage_home: Path) -> None:

@@ -21,13 +21,13 @@ from training_core.records import Artifact, StageResult, StageSpec
 NUM_STEPS = 90
 
 
-def write_pairs(path: Path, num_pairs: int) -> Path:
+def write_pairs(path: Path, num_pairs: int, side: str) -> Path:
     def turns(role: str, texts: list[str]) -> list[list[dict[str, str]]]:
         return [[{"role": role, "content": text}] for text in texts]
 
     table = {
         "example_id": [f"e{i}" for i in range(num_pairs)],
-        "group_id": [f"g{i}" for i in range(num_pairs)],
+        "group_id": [f"{side}{i}" for i in range(num_pairs)],
         "prompt_messages": turns("user", [f"Tell me about {i}." for i in range(num_pairs)]),
         "chosen_messages": turns("assistant", [f"A warm and happy day, {i}." for i in range(num_pairs)]),
         "rejected_messages": turns("assistant", [f"A cold and sad day, {i}." for i in range(num_pairs)]),
@@ -42,8 +42,8 @@ def spec(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Sta
     folder = tmp_path_factory.mktemp("pairs")
     paths = {
         "model": tiny_checkpoint,
-        "train_pairs": write_pairs(folder / "train.parquet", 12),
-        "validation_pairs": write_pairs(folder / "validation.parquet", 3),
+        "train_pairs": write_pairs(folder / "train.parquet", 12, "train"),
+        "validation_pairs": write_pairs(folder / "validation.parquet", 3, "validation"),
     }
     config = {
         "optimizer": {"learning_rate": 1e-4, "schedule": {"kind": "cosine", "warmup_steps": 5}},
@@ -89,6 +89,7 @@ def interrupt(process: subprocess.Popen[bytes], metrics: Path, num_lines: int, n
     return process.wait(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_stopped_and_run_again_ends_with_the_same_bits(
     spec: StageSpec, whole: tuple[Path, StageResult], tmp_path: Path, number: int

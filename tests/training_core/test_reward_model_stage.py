@@ -50,7 +50,7 @@ def write_pairs(path: Path, pairs: list[Pair]) -> Path:
     count = len(pairs)
     table = {
         "example_id": [f"e{i}" for i in range(count)],
-        "group_id": [f"g{i}" for i in range(count)],
+        "group_id": [p[0] for p in pairs],
         "prompt_messages": turns("user", [p[0] for p in pairs]),
         "chosen_messages": turns("assistant", [p[1] for p in pairs]),
         "rejected_messages": turns("assistant", [p[2] for p in pairs]),
@@ -267,6 +267,12 @@ def test_too_long_pairs_are_refused(inputs: dict[str, Path], tmp_path: Path) -> 
     long = write_pairs(tmp_path / "long.parquet", [("Why?", "one two " * 400, "No.")])
     with pytest.raises(DataError, match="the model's limit is 512"):
         stage.run(make_context(tmp_path / "run", {**inputs, "validation_pairs": long}))
+
+
+def test_a_prompt_on_both_sides_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+    leaked = write_pairs(tmp_path / "leaked.parquet", [*make_pairs(3, 9), *make_pairs(1, 1)])
+    with pytest.raises(DataError, match=r"1 prompts are in both.*Tell me about 1 0"):
+        stage.run(make_context(tmp_path / "run", {**inputs, "validation_pairs": leaked}))
 
 
 def test_a_broken_gradient_stops_the_training(

@@ -119,6 +119,9 @@ class GrpoConfig(Config):
     """Answers sampled for each prompt; they are compared with each other. Default: 8, TRL's `num_generations`."""
     micro_batch_size: int = Field(default=8, ge=1)
     """Answers in one forward and backward pass: memory against speed; gradients do not depend on it. Default: 8."""
+    share_prompt: bool = True
+    """Send each prompt through the model once for all its answers in a micro-batch. Same result up to rounding, less
+    work; needs a model whose attention takes a cache in training. Default: true."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over one rollout. Default: 1 (on-policy), as TRL's `num_iterations`."""
     num_minibatches: int = Field(default=1, ge=1)

@@ -37,7 +37,7 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-    except Exception as error:  # The reader raises anything from IndexError to NotImplementedError.
+    except Exception as error:  # The reader raises anything, from IndexError to struct.error.
         raise ArtifactError(
             f"{path} cannot be read as a GGUF causal language model: {error!r}. Copy or download it again; if it is "
             "whole, its architecture or packing is not supported: convert it to a safetensors folder elsewhere"

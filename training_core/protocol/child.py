@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -128,6 +129,8 @@ def run_stage_here(spec: StageSpec, directory: StageDirectory, stages: Mapping[s
                 attempts=attempt,
             )
             write_json(directory.result_path, result.model_dump(mode="json"))
+            # Nothing resumes a complete stage, and optimizer state is several times the size of the model.
+            shutil.rmtree(directory.checkpoints_path, ignore_errors=True)
             logger.info("stage %s %s is complete after %.1f s", spec.stage, spec.spec_hash, result.seconds)
             return result
 

@@ -26,6 +26,7 @@ from training_core.rollout.batch import MicroBatch, TrajectoryBatch, split_micro
 from training_core.seeding import permutation
 from training_core.sentinels import check_finite_loss, check_reference_is_start, check_sampler_agrees
 from training_core.stages.policy_forward import Precision, answer_logprobs, check_output_head
+from training_core.stages.shared_prompt import split_by_prompt
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ class GrpoUpdater:
         return answer_logprobs(model, micro, self.temperature, self.precision)
 
     def split(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[MicroBatch]:
-        return split_micro_batches(batch, rows, self.config.micro_batch_size, self.pad_token_id, self.device)
+        split = split_by_prompt if self.config.share_prompt else split_micro_batches
+        return split(batch, rows, self.config.micro_batch_size, self.pad_token_id, self.device)
 
     def optimizer_update(
         self, step: int, number: int, rows: Sequence[int], signal: Signal, sums: MetricSums
@@ -185,11 +187,11 @@ class GrpoUpdater:
         weigh = AGGREGATIONS[aggregation.kind]
         weights[rows] = weigh(signal.mask[rows], **aggregation.model_dump(exclude={"kind"}))
         rows = [row for row in rows if self.has_signal(signal, row)]
+        self.check_head_once(signal.batch, rows)
         total = 0.0
         for micro in self.split(signal.batch, rows):
             if number == 0:
                 self.give_up_if_stopped()
-            self.check_head_once(micro)
             loss = self.micro_loss(micro, signal, weights, sums, first_update=number == 0)
             total += float(loss.detach())
             check_finite_loss(total, step)
@@ -242,9 +244,10 @@ class GrpoUpdater:
             return micro.select(signal.reference_logprobs).to(self.device)
         return self.forward(self.reference, micro)[0]
 
-    def check_head_once(self, micro: MicroBatch) -> None:
-        if not self._head_checked:
-            check_output_head(self.policy, micro, self.precision)
+    def check_head_once(self, batch: TrajectoryBatch, rows: Sequence[int]) -> None:
+        """Check the forward pass on two answers, the first time that there is something to train on."""
+        if rows and not self._head_checked:
+            check_output_head(self.policy, self.split(batch, rows[:2])[0])
             self._head_checked = True
 
     def check_first_update(self, step: int, sums: MetricSums) -> None:

@@ -14,8 +14,8 @@ from training_core.ops.logprobs import token_logprobs
 from training_core.rollout.batch import MicroBatch
 from training_core.stages.shared_prompt import SharedPromptBatch, shared_prompt_hidden
 
-MAX_HEAD_DIFFERENCE_NATS = 0.05
-"""Log-probs of the model's own logits may differ by this much: they are rounded to bfloat16 under autocast."""
+MAX_HEAD_DIFFERENCE_NATS = 1e-2
+"""Log-probs of the model's own logits may differ by this much in float32: sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,21 @@ def head_weight(model: PreTrainedModel) -> Tensor:
 
 
 @torch.no_grad()
-def check_output_head(model: PreTrainedModel, micro: MicroBatch, precision: Precision) -> None:
-    """Check on one micro-batch that the model's logits are its last hidden states times its head.
+def check_output_head(model: PreTrainedModel, micro: MicroBatch) -> None:
+    """Check on one micro-batch, in float32, that the model's logits are its last hidden states times its head.
 
     Raises:
         ConfigurationError: they are not (a soft cap or a scale on the logits, or a bias): this trainer would optimise
             other probabilities than the model has.
     """
-    ours, _ = answer_logprobs(model, micro, 1.0, precision)
-    with precision.context():
-        logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
+    ours, _ = answer_logprobs(model, micro, 1.0, Precision("none", micro.input_ids.device))
+    logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
     plain = torch.log_softmax(logits.float(), dim=-1).gather(1, micro.targets[:, None])[:, 0]
     difference = float((ours - micro.scatter(plain)).abs().max())
     if difference > MAX_HEAD_DIFFERENCE_NATS:
         raise ConfigurationError(
             f"{type(model).__name__} computes its logits otherwise than hidden states times head (log-probs differ by "
-            f"{difference:.3f} nats), so it cannot be trained here. Use a model without soft cap, scale or bias there"
+            f"{difference:.3f} nats). Try `share_prompt: false`, or use a model without soft cap, scale or bias there"
         )
 
 

@@ -61,8 +61,10 @@ def run(context: StageContext) -> StageOutcome:
     tokenizer = load_tokenizer(model_directory)
     model = new_reward_model(model_directory, context.spec.seed).to(training_device())
     limit = int(model.backbone.config.max_position_embeddings)
-    train = encode_pairs(read_pairs(context.input_path("train_pairs")), tokenizer, limit)
-    validation = encode_pairs(read_pairs(context.input_path("validation_pairs")), tokenizer, limit)
+    train_rows = read_pairs(context.input_path("train_pairs"))
+    validation_rows = read_pairs(context.input_path("validation_pairs"))
+    check_disjoint(train_rows, validation_rows)
+    train, validation = (encode_pairs(rows, tokenizer, limit) for rows in (train_rows, validation_rows))
     trainer = RewardTrainer(context, config, model, train, validation, padding_id(tokenizer))
     accuracy_before = trainer.train()
     scores = trainer.validate(trainer.num_steps)
@@ -88,6 +90,20 @@ def run(context: StageContext) -> StageOutcome:
 def padding_id(tokenizer: Any) -> int:
     """Return the pad id; any id does where there is none, since masks follow lengths."""
     return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else 0
+
+
+def check_disjoint(train: list[PreferencePair], validation: list[PreferencePair]) -> None:
+    """Refuse a validation set that shares a prompt with the training set: it would measure memory.
+
+    Raises:
+        DataError: names one such prompt.
+    """
+    shared = {pair.group_id for pair in train} & {pair.group_id for pair in validation}
+    if shared:
+        raise DataError(
+            f"{len(shared)} prompts are in both train_pairs and validation_pairs, e.g. group {min(shared)!r}. Split by "
+            "prompt, as the data checks do"
+        )
 
 
 def encode_pairs(pairs: list[PreferencePair], tokenizer: Any, limit: int) -> list[EncodedPair]:

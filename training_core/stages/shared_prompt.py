@@ -1,10 +1,10 @@
-"""Forward pass in which answers to one prompt share the prompt's part.
+"""Forward pass in which answers to the same prompt share the prompt's part.
 
-The prompt goes through the model once, its keys and values stay in the graph, and each answer attends to them. Same
-result and gradient as with the prompt repeated before every answer, up to rounding; about half the work when prompts
-are as long as answers.
+Each prompt goes through the model once, its keys and values stay in the graph, and each of its answers attends to
+them. Same result and gradient as with the prompt repeated before every answer, up to rounding, for less work: the more,
+the longer prompts are compared with answers.
 
-Shapes: P prompt tokens, B answers to it, t the longest of them, D hidden width.
+Shapes: G different prompts, P the longest of them, B answers, t the longest of them, D hidden width.
 """
 
 from __future__ import annotations
@@ -16,52 +16,88 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from training_core.ops.masking import lengths_to_mask
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch, build_micro_batch
 
 
 @dataclass(frozen=True)
 class SharedPromptBatch(MicroBatch):
-    """Answers to one prompt. The plain fields stay valid, so that every pass can also be done the plain way."""
+    """A micro-batch that knows its prompts. The plain fields stay valid: every pass can also be done the plain way."""
 
-    num_prompt_tokens: int
+    prompt_ids: Tensor
+    """[G, P] int64, padded on the right."""
+    prompt_lengths: Tensor
+    """[G] int64."""
+    prompt_of_row: Tensor
+    """[B] int64: which of the prompts."""
+    answer_ids: Tensor
+    """[B, t] int64, padded on the right."""
 
 
 def split_by_prompt(
     batch: TrajectoryBatch, rows: Sequence[int], size: int, pad_token_id: int, device: torch.device
-) -> list[SharedPromptBatch]:
-    """Return `rows` in micro-batches of at most `size` answers to one prompt, longest sequences first."""
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for row in sorted(rows, key=lambda row: (-batch.total_length(row), row)):
-        by_prompt.setdefault(batch.prompts[row], []).append(row)
-    result = []
-    for prompt, members in by_prompt.items():
-        for start in range(0, len(members), size):
-            micro = build_micro_batch(batch, members[start : start + size], pad_token_id, device)
-            result.append(SharedPromptBatch(**vars(micro), num_prompt_tokens=len(prompt)))
-    return result
+) -> list[MicroBatch]:
+    """Return `rows` in micro-batches of at most `size`, answers to one prompt side by side, longest first."""
+    longest: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        prompt = batch.prompts[row]
+        longest[prompt] = max(longest.get(prompt, 0), batch.total_length(row))
+
+    def order(row: int) -> tuple[int, tuple[int, ...], int, int]:
+        return -longest[batch.prompts[row]], batch.prompts[row], -batch.total_length(row), row
+
+    ordered = sorted(rows, key=order)
+    return [
+        _build(batch, ordered[start : start + size], pad_token_id, device) for start in range(0, len(ordered), size)
+    ]
+
+
+def _build(batch: TrajectoryBatch, rows: Sequence[int], pad_token_id: int, device: torch.device) -> SharedPromptBatch:
+    prompts = list(dict.fromkeys(batch.prompts[row] for row in rows))
+    plain = build_micro_batch(batch, rows, pad_token_id, device)
+    return SharedPromptBatch(
+        **vars(plain),
+        prompt_ids=_padded(prompts, pad_token_id).to(device),
+        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts], device=device),
+        prompt_of_row=torch.tensor([prompts.index(batch.prompts[row]) for row in rows], device=device),
+        answer_ids=_padded([batch.answers[row] for row in rows], pad_token_id).to(device),
+    )
+
+
+def _padded(sequences: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
+    width = max(map(len, sequences))
+    return torch.tensor([[*sequence, *[pad_token_id] * (width - len(sequence))] for sequence in sequences])
 
 
 def shared_prompt_hidden(model: PreTrainedModel, micro: SharedPromptBatch) -> Tensor:
     """Return [tokens, D]: the last hidden states that predict the answer tokens, in row-major order of the mask.
 
+    Padding is on the right of prompts and of answers: causal attention keeps the latter from real tokens, a mask the
+    former from the answers.
+
     Gradient:
-        To the model's parameters, through the prompt's keys and values too.
+        To the model's parameters, through the prompts' keys and values too.
     """
-    num_prompt = micro.num_prompt_tokens
-    num_rows, num_columns = micro.mask.shape
+    num_prompts, width = micro.prompt_ids.shape
     cache = DynamicCache(config=model.config)
-    prompt = model.base_model(
-        input_ids=micro.input_ids[:1, :num_prompt], past_key_values=cache, use_cache=True
-    ).last_hidden_state
-    # The prompt's last position predicts every answer's first token; answer token t predicts token t + 1.
-    hidden = prompt[:, -1:].expand(num_rows, 1, prompt.shape[-1])
-    if num_columns > 1:
-        cache.batch_repeat_interleave(num_rows)
-        # Padding on the right of an answer is never seen by its real tokens: no attention mask.
+    prompts = model.base_model(input_ids=micro.prompt_ids, past_key_values=cache, use_cache=True).last_hidden_state
+    # A prompt's last position predicts the first token of its answers; answer token t predicts token t + 1.
+    last = prompts[torch.arange(num_prompts, device=prompts.device), micro.prompt_lengths - 1]
+    hidden = last[micro.prompt_of_row][:, None]
+    num_inputs = micro.answer_ids.shape[1] - 1
+    if num_inputs:
+        cache.batch_select_indices(micro.prompt_of_row)
+        lengths = micro.prompt_lengths[micro.prompt_of_row]
+        is_real = lengths_to_mask(lengths, width)
+        is_answer = torch.ones(len(lengths), num_inputs, dtype=torch.bool, device=is_real.device)
+        uneven = not bool(is_real.all())
         answers = model.base_model(
-            input_ids=micro.input_ids[:, num_prompt : num_prompt + num_columns - 1],
+            input_ids=micro.answer_ids[:, :-1],
+            attention_mask=torch.cat([is_real, is_answer], dim=1) if uneven else None,
+            position_ids=lengths[:, None] + torch.arange(num_inputs, device=lengths.device),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
         hidden = torch.cat([hidden, answers], dim=1)
-    return hidden[micro.mask]
+    chosen: Tensor = hidden[micro.mask]
+    return chosen

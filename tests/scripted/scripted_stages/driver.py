@@ -1,17 +1,15 @@
 """`python -m scripted_stages.driver ARGUMENTS…`: the `tidegate` command over scripted stages."""
 
-import os
+import sys
 
-from tasks.prefect_home import use_home
+from scripted_stages.replace import replacements
+
+from flows.cli import main
 
 if __name__ == "__main__":
-    from pathlib import Path
-
-    use_home(Path(os.environ["TIDEGATE_ROOT"]))  # As the command does, before anything imports Prefect.
-    from scripted_stages.replace import replacements
-
     for owner, name, value in replacements():
         setattr(owner, name, value)
-    from flows.cli import main
-
+    # As in the real command: Prefect reads its settings when it is imported, so nothing may import it before its home
+    # and server are known.
+    assert "prefect" not in sys.modules
     main()

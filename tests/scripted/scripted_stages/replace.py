@@ -10,7 +10,6 @@ from scripted_stages.table import STAGES
 import tasks.pipeline
 import tasks.planning
 import tasks.registration
-import tasks.stage_tasks
 import tasks.tracking
 
 
@@ -48,7 +47,6 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (tasks.planning, "CHAIN", chain),
         (tasks.planning, "BY_NAME", by_name),
         (tasks.pipeline, "BY_NAME", by_name),
-        (tasks.stage_tasks, "BY_NAME", by_name),
         (tasks.tracking, "PipelineTracker", SilentTracker),
         (tasks.registration, "current_champion", lambda *_args, **_named: None),
         (tasks.registration, "verify_registration", lambda *_args, **_named: True),
