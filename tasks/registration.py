@@ -6,7 +6,6 @@ A killed stage run again finishes what is missing: it finds its version (or its 
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import shutil
@@ -17,10 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from tasks.champion import current_champion, verify_registration
-from tasks.config import RegistryConfig, TrackingConfig
 from tasks.mlflow_runs import close_run, stage_run
 from tasks.mlflow_store import (
     StoreLocation,
@@ -30,8 +26,8 @@ from tasks.mlflow_store import (
     mlflow_errors,
     store_lock,
 )
+from tasks.model_version import INPUT_EXAMPLE, TASK, RegisterConfig, requirements, version_tags
 from tasks.promotion import (
-    GATE_TAG,
     WEIGHTS_TAG,
     check_champion_unmoved,
     find_version,
@@ -39,12 +35,10 @@ from tasks.promotion import (
     stored_weights_digest,
     version_source,
 )
-from training_core.config.base import Config
 from training_core.errors import NotPromotableError
 from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import file_digest, text_digest, weights_digest
-from training_core.protocol.environment import git_commit
 from training_core.records import StageOutcome, Verdict
 
 if TYPE_CHECKING:
@@ -57,37 +51,8 @@ logger = logging.getLogger(__name__)
 
 UPLOAD_TIMEOUT_SECONDS = 300
 """For one request with weights in it; whether the server is there at all is asked with a short limit first."""
-TASK = "llm/v1/chat"
-"""What a server of the model offers. MLflow derives the signature from it: chat messages in, chat messages out."""
-INPUT_EXAMPLE = {
-    "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
-    "max_tokens": 16,
-}
 ATTEMPT_TAG = "tidegate.attempt"
 """Names which (weights, gate) pair an uploaded model belongs to, so that a killed stage finds its upload again."""
-
-
-class LineageConfig(Config):
-    """Where the model comes from; becomes tags of its version."""
-
-    run_id: str | None = None
-    """The pipeline run, `<root>/runs/<run id>`; null for a stage that runs alone."""
-    dataset_sha256: str | None = None
-    """Fingerprint of the checked preference data."""
-    checkpoint_sha256: str | None = None
-    """Digest of the SFT checkpoint's weights."""
-    config_sha256: str | None = None
-    """Digest of the resolved pipeline config."""
-    spec_hashes: dict[str, str] = Field(default_factory=dict)
-    """Stage name -> spec hash, of every stage before this one."""
-
-
-class RegisterConfig(Config):
-    """Config of the stage `register`."""
-
-    registry: RegistryConfig
-    tracking: TrackingConfig = TrackingConfig()
-    lineage: LineageConfig = LineageConfig()
 
 
 @dataclass(frozen=True)
@@ -261,27 +226,6 @@ def _create_version(candidate: Candidate, source: str, run_id: str) -> ModelVers
         return client.create_model_version(name, source, run_id=run_id, tags=tags, model_id=model_id)
 
 
-def version_tags(lineage: LineageConfig, gate: dict[str, Any], weights: str, gate_sha256: str) -> dict[str, str]:
-    """Return the tags of a model version: what it is, who let it through, where it comes from."""
-    tags: dict[str, str | None] = {
-        WEIGHTS_TAG: weights,
-        GATE_TAG: gate_sha256,
-        "tidegate.gate_verdict": str(gate["verdict"]),
-        "tidegate.gate_rule_version": str(gate.get("rule_version", "")),
-        "tidegate.evaluation_digest": gate.get("evaluation_digest"),
-        "tidegate.run_id": lineage.run_id,
-        "tidegate.dataset_sha256": lineage.dataset_sha256,
-        "tidegate.checkpoint_sha256": lineage.checkpoint_sha256,
-        "tidegate.config_sha256": lineage.config_sha256,
-        "tidegate.git_commit": git_commit(),
-        **{f"tidegate.spec.{stage}": spec_hash for stage, spec_hash in lineage.spec_hashes.items()},
-    }
-    for rival, digest in gate["weights_sha256"].items():
-        if rival != "candidate":
-            tags[f"tidegate.judged_against.{rival}"] = digest
-    return {key: value for key, value in tags.items() if value}
-
-
 def _uploaded_model(candidate: Candidate) -> tuple[str, str]:
     """Return (model URI, MLflow run id) of an upload of these weights: an earlier whole one, or a new one."""
     client, location, config = candidate.client, candidate.location, candidate.config
@@ -321,9 +265,3 @@ def _log_model(candidate: Candidate, run_id: str) -> str:
             tags={ATTEMPT_TAG: candidate.attempt, WEIGHTS_TAG: candidate.weights_sha256},
         )
     return str(info.model_uri)
-
-
-def requirements() -> list[str]:
-    """Return what a server needs to load the model, at the versions it was evaluated with."""
-    packages = ("mlflow", "torch", "transformers", "safetensors", "tokenizers", "numpy")
-    return [f"{package}=={importlib.metadata.version(package).split('+')[0]}" for package in packages]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.commands.output import print_json, protected_stdout
+from flows.commands.summary import make_console
 from flows.config import load_pipeline
 from tasks.pipeline import adopt_champion, ask_for_champion
 from tasks.planning import ChainState
@@ -25,7 +26,7 @@ def print_plan(configs: Sequence[Path], settings: Sequence[str], root: Path | No
         if as_json:
             print_json({"run_id": state.run_id, "stages": [_row(plan) for plan in plans]}, stdout)
             return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = make_console(sys.stdout)
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "plan", "why"):
         table.add_column(title, no_wrap=title != "why", overflow="fold")

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.commands.output import print_json
-from flows.commands.summary import print_summary
+from flows.commands.summary import make_console, print_summary
 from flows.commands.views import live_state, run_view
 from flows.config import resolve_root
 from tasks.runs import RunRecord, find_run, list_run_ids, load_run, run_directory
@@ -47,7 +46,7 @@ def print_runs(root: Path | None, *, as_json: bool) -> None:
         table.add_column(title.replace("_", " "), no_wrap=True)
     for row in rows:
         table.add_row(*("-" if value is None else str(value) for value in row.values()))
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    make_console(sys.stdout).print(table)
 
 
 def _row(record: RunRecord, root: Path) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from rich.table import Table
 from flows.commands.words import duration, number, size
 from tasks.runs import RunRecord, run_directory
 
+FILE_WIDTH = 200
+"""Columns of a table that goes to a file or a pipe."""
+
 
 def print_summary(record: RunRecord, view: Mapping[str, Any], root: Path, stream: IO[str]) -> None:
     """Print verdict, primary metric, guards, model version, report, time and memory of each stage."""
-    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+    console = make_console(stream)
     console.print()
     console.print(stage_table(view))
     console.print(f"run {record.run_id}: {view['state']}")
@@ -25,6 +28,14 @@ def print_summary(record: RunRecord, view: Mapping[str, Any], root: Path, stream
     report = run_directory(root, record.run_id) / "report.html"
     if report.exists():
         console.print(f"report: {report}")
+
+
+def make_console(stream: IO[str]) -> Console:
+    """Return a plain console; where there is no terminal, lines are as long as they need to be."""
+    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
 
 
 def stage_table(view: Mapping[str, Any]) -> Table:

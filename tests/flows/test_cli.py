@@ -126,31 +126,45 @@ def test_run_plan_show_list_report(workspace, tidegate) -> None:  # type: ignore
 
 
 @pytest.mark.server
-@pytest.mark.parametrize(("verdict", "code"), [("fail", 1), ("inconclusive", 1), ("error", 3)])
-def test_the_gate_decides_the_exit_code(workspace, tidegate, verdict: str, code: int) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"gate": {"verdict": verdict}})
+def test_a_gate_that_says_no_and_then_a_stage_that_fails(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"gate": {"verdict": "fail"}})
     done = tidegate("run", "pipeline.yaml", "--json")
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 1, done.stderr
     view = json.loads(done.stdout)
     assert view["state"] == "Rejected"
     assert view["model"] is None
     assert view["stages"][-1]["state"] == "Skipped"
 
-
-@pytest.mark.server
-@pytest.mark.parametrize(
-    ("kind", "code"), [("DataError", 3), ("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)]
-)
-def test_a_failed_stage_ends_with_its_code_and_one_block(workspace, tidegate, kind: str, code: int) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"check_data": {"raise": [kind, "row 3 is bad"]}})
-    done = tidegate("run", "pipeline.yaml", "--json")
-    assert done.returncode == code
-    assert f"exit code {code}): row 3 is bad" in done.stderr
+    workspace.script({"check_data": {"raise": ["DataError", "row 3 is bad"]}})
+    done = tidegate("run", "pipeline.yaml", "--json", "--set", "data.min_pairs=2")
+    assert done.returncode == 3
+    assert "exit code 3): row 3 is bad" in done.stderr
     assert "Traceback" not in done.stderr
     view = json.loads(done.stdout)
     assert view["state"] == "Failed"
-    assert view["error"] == {"type": kind, "message": "row 3 is bad", "exit_code": code}
-    assert [stage["state"] for stage in view["stages"][:3]] == ["Completed", "Failed", "Pending"]
+    assert view["error"] == {"type": "DataError", "message": "row 3 is bad", "exit_code": 3}
+    assert [stage["state"] for stage in view["stages"][:3]] == ["Cached", "Failed", "Pending"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "code"),
+    [("pass", "Completed", 0), ("fail", "Rejected", 1), ("inconclusive", "Rejected", 1), ("error", "Rejected", 3)],
+)
+def test_the_verdict_decides_the_exit_code(verdict: str, state: str, code: int) -> None:
+    from flows.commands.run import outcome_code
+    from tasks.runs import RunRecord, RunState
+
+    record = RunRecord(run_id="r", config={}, inputs={}, state=RunState(state), gate={"verdict": verdict})
+    assert outcome_code(record) == code
+
+
+@pytest.mark.parametrize(("kind", "code"), [("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)])
+def test_every_error_has_one_block_and_its_code(capsys, kind: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    from flows.commands.errors import report_error
+    from training_core import errors
+
+    assert report_error(getattr(errors, kind)("the value is 3; write 4")) == code
+    assert capsys.readouterr().err.endswith(f"exit code {code}): the value is 3; write 4\n")
 
 
 @pytest.mark.server

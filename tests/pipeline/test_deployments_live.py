@@ -132,10 +132,17 @@ class Site:
         assert done.returncode == 0, f"prefect {' '.join(arguments)}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done.stdout
 
-    def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(self.api + path, json=body, timeout=30)
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask the API. 503 means that its SQLite file is locked for now; Prefect's client tries again, too."""
+        deadline = time.monotonic() + 90
+        while (answer := httpx.request(method, self.api + path, json=body, timeout=90)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.5)
         answer.raise_for_status()
-        return answer.json()
+        return answer.json() if answer.content else None
+
+    def post(self, path: str, **body: Any) -> Any:
+        return self.call("POST", path, body)
 
     def flow_runs(self, flow: str = "post-training") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.post(
@@ -144,7 +151,7 @@ class Site:
         return [run for run in found if run["state_type"] != "SCHEDULED"]
 
     def state(self, run: dict[str, Any]) -> tuple[str, str]:
-        state = httpx.get(f"{self.api}/flow_runs/{run['id']}", timeout=30).json()["state"]
+        state = self.call("GET", f"/flow_runs/{run['id']}")["state"]
         return state["type"], state["name"]
 
     def logs(self) -> str:
@@ -179,14 +186,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
             template = REPOSITORY / "deployments" / "work_pools" / f"{pool}.json"
             arguments = ("--type", "process", "--base-job-template", str(template))
             site.command("work-pool", "create", f"tidegate-{pool}", *arguments)
-            site.start(f"worker-{pool}", "worker", "start", "--pool", f"tidegate-{pool}", "--type", "process")
         yield site
     finally:
         site.close()
 
 
 def deploy(site: Site, config: dict[str, Any]) -> None:
-    """Deploy prefect.yaml as it is, except for the pipeline's config and the time of the schedule."""
+    """Deploy prefect.yaml as it is, except for the config and the time of the schedule; start the workers."""
     yaml = YAML(typ="safe")
     document = yaml.load(REPOSITORY / "prefect.yaml")
     for deployment in document["deployments"]:
@@ -195,13 +201,16 @@ def deploy(site: Site, config: dict[str, Any]) -> None:
     with (site.path / "prefect.yaml").open("w") as stream:
         yaml.dump(document, stream)
     site.command("deploy", "--all", "--prefect-file", str(site.path / "prefect.yaml"))
+    # Workers come after: Prefect's SQLite database can be locked for a minute when they poll while others write.
+    for pool in POOLS:
+        site.start(f"worker-{pool}", "worker", "start", "--pool", f"tidegate-{pool}", "--type", "process")
 
 
 def pause_schedules(site: Site, deployment_id: str) -> None:
     """One scheduled run is enough; those to come are removed with this."""
-    url = f"{site.api}/deployments/{deployment_id}/schedules"
-    for schedule in httpx.get(url, timeout=30).json():
-        httpx.patch(f"{url}/{schedule['id']}", json={"active": False}, timeout=30).raise_for_status()
+    path = f"/deployments/{deployment_id}/schedules"
+    for schedule in site.call("GET", path):
+        site.call("PATCH", f"{path}/{schedule['id']}", {"active": False})
 
 
 def processes_of(pgid: int) -> list[int]:

@@ -43,6 +43,7 @@ class Top(Config):
     flag: bool = True
     either: int | str = 1
     table: dict[str, Alpha] = Field(default_factory=dict)
+    only: Annotated[Alpha, Field(discriminator="kind")] = Alpha(kind="alpha")
 
 
 @pytest.fixture
@@ -86,6 +87,7 @@ def test_a_number_written_as_text_is_refused_with_advice(write) -> None:  # type
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
+        ("choice: {kind: alpha}\nonly: {kind: alpha, rat: 1}", ["a.yaml:2: only.rat", "Did you mean 'rate'"]),
         ("choice: {kind: alpha}\nnmae: x", ["a.yaml:2: nmae: unknown key", "Did you mean 'name'?"]),
         ("choice: {kind: alhpa}", ["choice: 'alhpa'", "alpha, beta", "Did you mean 'alpha'?"]),
         ("choice: {rate: 1}", ["says no `kind`", "alpha, beta"]),

@@ -9,22 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from training_core.config.algorithms import GrpoStageConfig
 from training_core.config.rollout import VllmRolloutConfig
 from training_core.models.loading import load_causal_lm, load_tokenizer
-from training_core.protocol.context import StageContext
-from training_core.protocol.digests import path_digest, weights_digest
-from training_core.protocol.directory import StageDirectory
-from training_core.records import Artifact, StageSpec, StopReason
+from training_core.protocol.digests import weights_digest
+from training_core.records import StopReason
 from training_core.rollout.base import LogprobsKind, RolloutRequest, SamplingSettings, check_rollouts, hand_over_weights
 from training_core.rollout.build import build_engine
 from training_core.rollout.vllm import VllmEngine
-from training_core.stages import grpo
 from training_core.stages.grpo_step import GrpoTrainer
 
 pytestmark = pytest.mark.vllm
@@ -101,51 +95,16 @@ def test_greedy_and_top_p(engine: VllmEngine, tiny_checkpoint: Path) -> None:
     assert nearly[0].logprobs == pytest.approx([0.0] * 4, abs=1e-5)
 
 
-def stage_spec(model: Path, folder: Path) -> StageSpec:
-    prompts = folder / "rl_prompts.parquet"
-    if not prompts.exists():
-        topics = ("the sea", "a cat and a dog", "bread", "a train", "an old book")
-        messages = [[{"role": "user", "content": f"Write about {topic}."}] for topic in topics]
-        names = [f"p{i}" for i in range(len(topics))]
-        columns = {"prompt_id": names, "group_id": names, "prompt_messages": messages, "extra": ["{}"] * len(names)}
-        pq.write_table(pa.table(columns), prompts)
-    config = {
-        "algorithm": {
-            "name": "grpo",
-            "num_steps": 4,
-            "prompts_per_step": 2,
-            "group_size": 4,
-            "micro_batch_size": 3,
-            "optimizer": {"learning_rate": 1e-3},
-            "kl": {"placement": "loss", "coefficient": 0.1},
-            "checkpoint_every_steps": 2,
-        },
-        "rollout": {**VLLM, "dtype": "bfloat16"},
-        "rewards": [{"kind": "regex", "pattern": "[aeiou]{2}"}],
-    }
-    inputs = {
-        "model": Artifact(path=str(model), sha256=path_digest(model)),
-        "rl_prompts": Artifact(path=str(prompts), sha256=path_digest(prompts)),
-    }
-    resolved = GrpoStageConfig.model_validate(config).model_dump(mode="json")
-    return StageSpec(stage="grpo", stage_version=1, config=resolved, inputs=inputs, seed=5)
-
-
-def run_in_process(spec: StageSpec) -> Any:
-    """Return a function that runs the stage in a directory, a fresh vLLM engine each time."""
-
-    def run(path: Path) -> dict[str, Any]:
-        directory = StageDirectory(path)
-        directory.prepare(spec)
-        return grpo.run(StageContext(spec, directory)).summary
-
-    return run
-
-
 @pytest.mark.slow
-def test_killed_and_continued_in_another_process_equals_never_killed(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    spec = stage_spec(tiny_checkpoint, tmp_path)
-    run = run_in_process(spec)
+def test_killed_and_continued_in_another_process_equals_never_killed(
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path
+) -> None:
+    config = grpo_stage.config(
+        rollout={**VLLM, "dtype": "bfloat16"},
+        num_steps=4,
+        autocast="bfloat16",
+        kl={"placement": "loss", "coefficient": 0.1},
+    )
     with pytest.MonkeyPatch.context() as patch:
         original = GrpoTrainer.score
 
@@ -156,8 +115,8 @@ def test_killed_and_continued_in_another_process_equals_never_killed(tiny_checkp
 
         patch.setattr(GrpoTrainer, "score", killing)
         with pytest.raises(Killed):
-            run(tmp_path / "killed")
-    whole = run(tmp_path / "whole")
+            grpo_stage.run(tmp_path / "killed", tiny_checkpoint, config)
+    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     command = [sys.executable, "-m", "training_core", str(tmp_path / "killed" / "spec.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

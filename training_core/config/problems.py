@@ -61,6 +61,9 @@ def _locate(location: tuple[str | int, ...], model: type[BaseModel], kind: str) 
             # A tag or the name of a union's member: it is not in the data.
             place = _Place(chosen)
             continue
+        if place.discriminator is not None and part in _tags_of(place.annotation, place.discriminator):
+            place = _Place(place.annotation)  # A choice with one variant has a tag in the location all the same.
+            continue
         path.append(part)
         place = _child(place.annotation, part)
     return tuple(path), _simplify(place)

@@ -148,7 +148,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 trust_remote_code=False,
             )
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, RuntimeError) as error:
             raise ConfigurationError(
                 f"vLLM cannot run {self._model_directory} with these settings: {error}. Change rollout.kv_cache_gib, "
                 "rollout.dtype or rollout.max_new_tokens, or use `engine: transformers`"

@@ -120,14 +120,17 @@ class GrpoUpdater:
         """
         sums = MetricSums()
         old, reference = self.logprobs_before(scored.batch)
-        scores = scored.scores
-        if isinstance(self.config.kl, KlInReward):
-            scores = scores - self.config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
         group_ids = torch.arange(len(scored.batch)) // self.config.group_size
-        groups = ADVANTAGE_ESTIMATORS[self.config.advantage](scores, group_ids, scored.present)
+        estimate = ADVANTAGE_ESTIMATORS[self.config.advantage]
+        # Counted before the KL makes equal scores differ: a group without spread says nothing about the reward.
+        groups = estimate(scored.scores, group_ids, scored.present)
+        advantages = groups.advantages
+        if isinstance(self.config.kl, KlInReward):
+            scores = scored.scores - self.config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
+            advantages = estimate(scores, group_ids, scored.present).advantages
         counted = scored.present & ~scored.is_truncated if self.config.mask_truncated else scored.present
         mask = scored.batch.mask & counted[:, None]
-        signal = Signal(scored.batch, mask, groups.advantages.float(), old, reference)
+        signal = Signal(scored.batch, mask, advantages.float(), old, reference)
         reports = []
         for number, rows in enumerate(self.minibatches(step)):
             report = self.optimizer_update(step, number, rows, signal, sums)

@@ -1,0 +1,69 @@
+"""A small GRPO stage on the tiny model, shared by the tests of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+TOPICS = ("the sea", "a cat and a dog", "bread", "a train", "an old book")
+
+
+@dataclass(frozen=True)
+class GrpoStage:
+    """Builds configs and runs the stage in this process."""
+
+    prompts: Path
+    num_prompts: int = len(TOPICS)
+
+    def config(self, rollout: dict[str, Any] | None = None, **algorithm: Any) -> dict[str, Any]:
+        base = {
+            "name": "grpo",
+            "num_steps": 3,
+            "prompts_per_step": 2,
+            "group_size": 4,
+            "micro_batch_size": 3,
+            "optimizer": {"learning_rate": 1e-3},
+            "autocast": "none",
+            "checkpoint_every_steps": 2,
+        }
+        plain = {"engine": "transformers", "dtype": "float32", "max_new_tokens": 8}
+        rewards = [{"kind": "regex", "pattern": "[aeiou]{2}"}, {"kind": "length", "max_tokens": 5, "weight": 0.5}]
+        return {"algorithm": {**base, **algorithm}, "rollout": rollout or plain, "rewards": rewards}
+
+    def context(self, path: Path, model: Path, config: dict[str, Any]) -> Any:
+        from training_core.config.algorithms import GrpoStageConfig
+        from training_core.protocol.context import StageContext
+        from training_core.protocol.digests import path_digest
+        from training_core.protocol.directory import StageDirectory
+        from training_core.records import Artifact, StageSpec
+
+        resolved = GrpoStageConfig.model_validate(config).model_dump(mode="json")
+        inputs = {
+            "model": Artifact(path=str(model), sha256=path_digest(model)),
+            "rl_prompts": Artifact(path=str(self.prompts), sha256=path_digest(self.prompts)),
+        }
+        spec = StageSpec(stage="grpo", stage_version=1, config=resolved, inputs=inputs, seed=3)
+        directory = StageDirectory(path)
+        directory.prepare(spec)
+        return StageContext(spec, directory)
+
+    def run(self, path: Path, model: Path, config: dict[str, Any]) -> dict[str, Any]:
+        """Run the stage in directory `path`; return its summary."""
+        from training_core.stages import grpo
+
+        return grpo.run(self.context(path, model, config)).summary
+
+
+@pytest.fixture(scope="session")
+def grpo_stage(tmp_path_factory: pytest.TempPathFactory) -> GrpoStage:
+    path = tmp_path_factory.mktemp("prompts") / "rl_prompts.parquet"
+    messages = [[{"role": "user", "content": f"Write about {topic}."}] for topic in TOPICS]
+    names = [f"p{i}" for i in range(len(TOPICS))]
+    columns = {"prompt_id": names, "group_id": names, "prompt_messages": messages, "extra": ["{}"] * len(names)}
+    pq.write_table(pa.table(columns), path)
+    return GrpoStage(path)

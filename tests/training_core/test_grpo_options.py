@@ -1,0 +1,55 @@
+"""Every name that a config can choose exists in a registry, and every registered name can be chosen."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from training_core.config.algorithms import AggregationConfig, GrpoConfig, KlInLoss
+from training_core.config.rewards import RewardConfig
+from training_core.config.rollout import RolloutConfig
+from training_core.registries import (
+    ADVANTAGE_ESTIMATORS,
+    AGGREGATIONS,
+    KL_LOSSES,
+    REWARD_RULES,
+    ROLLOUT_ENGINES,
+)
+
+
+def names_of(union: Any, field: str) -> set[str]:
+    """Return the values of the discriminator `field` over the variants of an annotated union."""
+    variants = get_args(get_args(union)[0])
+    return {get_args(variant.model_fields[field].annotation)[0] for variant in variants}
+
+
+def literal_of(config: Any, field: str) -> set[str]:
+    return set(get_args(config.model_fields[field].annotation))
+
+
+@pytest.mark.parametrize(
+    ("registered", "offered"),
+    [
+        (ADVANTAGE_ESTIMATORS, literal_of(GrpoConfig, "advantage")),
+        (KL_LOSSES, literal_of(KlInLoss, "estimator")),
+        (AGGREGATIONS, names_of(AggregationConfig, "kind")),
+        (ROLLOUT_ENGINES, names_of(RolloutConfig, "engine")),
+        (REWARD_RULES, names_of(RewardConfig, "kind") - {"reward_model"}),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_configs_and_registries_offer_the_same_names(registered: Any, offered: set[str]) -> None:
+    assert set(registered) == offered
+
+
+def test_every_field_says_what_it_is() -> None:
+    for union in (RewardConfig, RolloutConfig, AggregationConfig):
+        for variant in get_args(get_args(union)[0]):
+            undocumented = [
+                name
+                for name, field in variant.model_fields.items()
+                if not field.description and name not in ("kind", "engine")
+            ]
+            assert not undocumented, variant
+    assert [name for name, field in GrpoConfig.model_fields.items() if not field.description] == ["name"]

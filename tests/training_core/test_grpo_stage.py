@@ -1,0 +1,196 @@
+"""The GRPO stage on the tiny model: exact resume, stops, learning rate 0, every KL choice, bad configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from training_core.config.algorithms import GrpoStageConfig
+from training_core.errors import (
+    PreemptedError,
+)
+from training_core.metrics import read_metrics
+from training_core.models.loading import load_tokenizer
+from training_core.protocol.digests import weights_digest
+from training_core.records import Message, PromptRow
+from training_core.stages import grpo
+from training_core.stages.grpo import load_prompts, pad_token_id
+from training_core.stages.grpo_step import GrpoTrainer
+from training_core.stages.grpo_update import GrpoUpdater
+
+KLS: dict[str, dict[str, Any]] = {
+    "none": {"placement": "none"},
+    "measured": {"placement": "none", "measure": True},
+    "reward": {"placement": "reward", "coefficient": 0.1},
+    "k2": {"placement": "loss", "coefficient": 0.1},
+    "k3_ratio": {"placement": "loss", "coefficient": 0.1, "estimator": "k3_ratio"},
+    "forward": {"placement": "loss", "coefficient": 0.1, "estimator": "k3", "objective": "forward"},
+}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+@pytest.mark.parametrize("kl", list(KLS))
+def test_every_kl_choice_trains_and_starts_at_zero(
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, kl: str
+) -> None:
+    summary = grpo_stage.run(tmp_path, tiny_checkpoint, grpo_stage.config(kl=KLS[kl], num_steps=2, autocast="bfloat16"))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert summary["weights_sha256"] != summary["reference_weights_sha256"]
+    if kl == "none":
+        assert not any(name.startswith("kl/") for name in rows[0])
+    else:
+        assert rows[0]["kl/policy_ref_nats"] == 0.0
+        assert rows[1]["kl/policy_ref_nats"] > 0.0
+
+
+def test_several_updates_per_rollout_clip_and_start_at_ratio_one(
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path
+) -> None:
+    config = grpo_stage.config(
+        num_epochs=2, num_minibatches=2, optimizer={"learning_rate": 1e-2}, clip_low=0.01, clip_high=0.01
+    )
+    grpo_stage.run(tmp_path, tiny_checkpoint, config)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows[0]["train/num_updates"] == 4
+    assert rows[0]["policy/clip_fraction"] > 0
+    assert rows[0]["policy/ratio_mean"] != 1.0
+    assert rows[0]["rollout/sampler_trainer_kl_nats"] < 1e-6
+
+
+def test_learning_rate_zero_gives_the_reference_back(tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path) -> None:
+    config = grpo_stage.config(optimizer={"learning_rate": 0.0, "weight_decay": 0.1}, autocast="bfloat16")
+    summary = grpo_stage.run(tmp_path, tiny_checkpoint, config)
+    assert summary["weights_sha256"] == summary["reference_weights_sha256"] == weights_digest(tiny_checkpoint)
+
+
+def test_learning_rate_zero_gives_a_bfloat16_reference_back(grpo_stage: Any, tmp_path: Path) -> None:
+    from training_core.models.tiny import build_tiny_checkpoint
+
+    model = build_tiny_checkpoint(tmp_path / "model", seed=1, dtype=torch.bfloat16)
+    config = grpo_stage.config(optimizer={"learning_rate": 0.0}, num_steps=1)
+    summary = grpo_stage.run(tmp_path / "stage", model, config)
+    assert summary["weights_sha256"] == summary["reference_weights_sha256"]
+
+
+def run_until_killed(stage: Any, path: Path, model: Path, config: dict[str, Any], kill: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        kill(patch)
+        with pytest.raises(Killed):
+            stage.run(path, model, config)
+    assert not (path / "outputs" / "policy").exists()
+
+
+def kill_at_step(step: int, method: str) -> Any:
+    """Return a patch under which call `step` of a trainer's method raises in place of a kill."""
+
+    def patch_it(patch: pytest.MonkeyPatch) -> None:
+        owner = GrpoTrainer if hasattr(GrpoTrainer, method) else GrpoUpdater
+        original, calls = getattr(owner, method), []
+
+        def killing(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            calls.append(None)
+            if len(calls) == step:
+                raise Killed
+            return original(self, *arguments, **keywords)
+
+        patch.setattr(owner, method, killing)
+
+    return patch_it
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [kill_at_step(1, "score"), kill_at_step(4, "score"), kill_at_step(3, "save"), kill_at_step(9, "micro_loss")],
+    ids=["first step", "after a checkpoint", "while saving", "within an update"],
+)
+def test_killed_and_continued_equals_never_killed(
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, kill: Any
+) -> None:
+    config = grpo_stage.config(num_steps=5, num_epochs=2, kl=KLS["k2"], autocast="bfloat16")
+    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
+    run_until_killed(grpo_stage, tmp_path / "killed", tiny_checkpoint, config, kill)
+    continued = grpo_stage.run(tmp_path / "killed", tiny_checkpoint, config)
+    assert continued == whole
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("phase", ["generate", "score", "micro_loss"])
+def test_a_stop_gives_up_the_step_and_the_next_run_does_it_again(
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training_core.rollout.transformers import TransformersEngine
+
+    config = grpo_stage.config(num_steps=3)
+    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
+    context = grpo_stage.context(tmp_path / "stopped", tiny_checkpoint, config)
+    owner: Any = {"generate": TransformersEngine, "score": GrpoTrainer, "micro_loss": GrpoUpdater}[phase]
+    original, calls = getattr(owner, phase), []
+
+    def stopping(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        if (
+            len(
+                context.directory.metrics_path.read_text().splitlines()
+                if context.directory.metrics_path.exists()
+                else []
+            )
+            == 1
+        ):
+            context.stop.requested = True
+        return original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(owner, phase, stopping)
+    with pytest.raises(PreemptedError, match="after step 1"):
+        grpo.run(context)
+    monkeypatch.undo()
+    latest = context.checkpoints().latest()
+    assert latest is not None
+    assert latest.step == 1
+    assert grpo_stage.run(tmp_path / "stopped", tiny_checkpoint, config) == whole
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"kl": {"placement": "loss", "coefficient": 0.1, "estimator": "k1"}}, "expected gradient of zero"),
+        ({"kl": {"placement": "loss", "coefficient": 0.1, "estimator": "k3"}}, "forward KL"),
+        ({"kl": {"placement": "loss", "coefficient": 0.1, "objective": "forward"}}, "forward objective needs k3"),
+        ({"kl": {"placement": "none", "coefficient": 0.1}}, "Extra inputs"),
+        ({"num_minibatches": 3}, "groups are not split"),
+        ({"group_size": 1}, "greater than or equal to 2"),
+        ({"optimizer": {"learning_rate": "1e-6"}}, "valid number"),
+        ({"value_loss_coefficient": 0.1}, "Extra inputs"),
+    ],
+)
+def test_bad_configs_are_refused(grpo_stage: Any, algorithm: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        GrpoStageConfig.model_validate(grpo_stage.config(**algorithm))
+
+
+def test_tokenizers_without_a_pad_token_are_padded_with_zero(tiny_checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    assert pad_token_id(tokenizer) == tokenizer.pad_token_id
+    tokenizer.pad_token = None
+    assert pad_token_id(tokenizer) == 0
+
+
+def test_samples_hold_prompt_answer_and_scores(tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path) -> None:
+    grpo_stage.run(tmp_path, tiny_checkpoint, grpo_stage.config(samples_every_steps=2))
+    rows = read_metrics(tmp_path / "samples.jsonl")
+    assert [row["step"] for row in rows] == [1, 1, 2, 2]
+    assert rows[0]["prompt"].startswith("Write about")
+    assert {"answer", "num_tokens", "stop_reason", "reward", "reward_regex", "reward_length"} <= set(rows[0])
+
+
+def test_message_records_are_what_prompts_hold(tiny_checkpoint: Path, grpo_stage: Any) -> None:
+    prompts = load_prompts(grpo_stage.prompts, load_tokenizer(tiny_checkpoint))
+    assert isinstance(prompts.rows[0], PromptRow)
+    assert prompts.rows[0].prompt == [Message(role="user", content="Write about the sea.")]
