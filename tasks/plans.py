@@ -122,7 +122,10 @@ def require_finished(stage: StageDefinition, state: ChainState) -> None:
     """
     by_name = {definition.name: definition for definition in chain_of(state.config)}
     for name in needed_stages(stage, state.config):
-        if name not in state.finished and assess(by_name[name], state).state is not PlanState.CACHED:
+        if name in state.finished:
+            continue
+        require_finished(by_name[name], state)  # Its own spec follows from what it needs itself.
+        if assess(by_name[name], state).state is not PlanState.CACHED:
             raise ArtifactError(
                 f"stage {stage.name} needs {name}, which is not complete under {state.root} for this config. Run it "
                 "first, or the whole pipeline with `tidegate run`"

@@ -11,7 +11,7 @@ import pytest
 
 import tasks.registration
 from flows.config import load_pipeline
-from tasks.pipeline import PipelineRun
+from tasks.pipeline import PipelineRun, run_stage_alone
 from tasks.planning import CHAIN, ChainState, chain_of
 from tasks.plans import PlanState, StagePlan, make_plan
 from tasks.runs import RunState, StageState, find_run, load_run
@@ -23,6 +23,7 @@ from training_core.errors import (
     EvaluationError,
     PreemptedError,
     StageLockedError,
+    TidegateError,
 )
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
@@ -309,6 +310,23 @@ def test_the_tracker_hears_of_every_stage(scripted) -> None:  # type: ignore[no-
     assert ("started", "grpo", False) in SilentTracker.calls
     assert ("finished", "evaluate", "EvaluationError") in SilentTracker.calls
     assert SilentTracker.calls[-1] == ("close", "Failed")
+
+
+def test_a_stage_alone_finds_what_it_needs_or_says_what_is_missing(scripted) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ArtifactError, match="reward_model needs sft_intake"):  # noqa: SIM117
+        with PipelineRun(config_of(scripted), whole=False) as pipeline:
+            pipeline.run_stage("reward_model")
+    whole = run(scripted)
+    config = config_of(scripted, "gate.alpha=0.1")
+    with PipelineRun(config, whole=False) as pipeline:
+        assert pipeline.run_stage("gate").state is StageState.COMPLETED
+    assert pipeline.record.state is RunState.INCOMPLETE
+    # On behalf of a main flow elsewhere: from its record alone.
+    assert run_stage_alone("gate", config, pipeline.run_id).result.spec_hash == pipeline.record.stages["gate"].spec_hash
+    done = run_stage_alone("register", config, pipeline.run_id)
+    assert done.result.summary["weights_sha256"] == (whole.record.model or {})["weights_sha256"]
+    with pytest.raises(TidegateError, match="must share `root`"):
+        run_stage_alone("gate", config, "scripted-000000000000")
 
 
 def test_runs_are_found_by_the_start_of_their_id(scripted) -> None:  # type: ignore[no-untyped-def]
