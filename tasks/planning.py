@@ -175,7 +175,9 @@ CHAIN: tuple[StageDefinition, ...] = (
     StageDefinition(
         "evaluate", "training_core", "gpu", ("sft_intake", "check_data", "reward_model", "grpo"), _evaluate
     ),
-    StageDefinition("gate", "training_core", "cpu", ("sft_intake", "check_data", "reward_model", "grpo", "evaluate"), _gate),
+    StageDefinition(
+        "gate", "training_core", "cpu", ("sft_intake", "check_data", "reward_model", "grpo", "evaluate"), _gate
+    ),
     StageDefinition(
         "register",
         "tasks",

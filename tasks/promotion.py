@@ -110,17 +110,20 @@ def check_champion_unmoved(
     location: StoreLocation,
     name: str,
     *,
-    own_version: str | None,
+    candidate_sha256: str,
     judged_sha256: str | None,
     scratch: Path,
 ) -> ModelVersion | None:
-    """Return the current champion if it is the one that the gate judged, or `own_version` itself.
+    """Return the current champion if it is the one that the gate judged, or holds the candidate's own weights.
+
+    The candidate's own weights are an earlier success of the same policy, perhaps on another verdict (a changed
+    significance level): it was judged against the champion before, and replacing it moves no weights.
 
     Raises:
         NotPromotableError: another model became champion since.
     """
     current = find_alias(client, name, CHAMPION)
-    if current is not None and own_version is not None and str(current.version) == own_version:
+    if current is not None and current.tags.get(WEIGHTS_TAG) == candidate_sha256:
         return current
     found = version_weights(client, location, current, scratch) if current is not None else None
     if found != judged_sha256:
@@ -153,7 +156,12 @@ def promote(
     with store_lock(location), mlflow_errors(location, f"move the aliases of {name!r}"):
         _point(client, name, CHALLENGER, number)
         current = check_champion_unmoved(
-            client, location, name, own_version=number, judged_sha256=judged_sha256, scratch=scratch
+            client,
+            location,
+            name,
+            candidate_sha256=version.tags[WEIGHTS_TAG],
+            judged_sha256=judged_sha256,
+            scratch=scratch,
         )
         if current is None or str(current.version) != number:
             # The tag first: whoever sees the new champion can tell which one it was judged against.

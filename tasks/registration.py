@@ -184,7 +184,7 @@ def registered_version(candidate: Candidate) -> ModelVersion:
             client,
             location,
             name,
-            own_version=str(found.version) if found else None,
+            candidate_sha256=candidate.weights_sha256,
             judged_sha256=candidate.judged_champion,
             scratch=candidate.scratch,
         )

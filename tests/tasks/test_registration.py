@@ -194,6 +194,15 @@ def test_two_generations_of_champions(world: World, policies: dict[str, Path], t
     assert judged is not None
     assert judged["weights_sha256"] == weights_digest(first)
 
+    # The same policy on another verdict (a changed field of the gate): its own earlier success is no rival.
+    again = world.spec(second, world.gate(second, champion=weights_digest(first), evaluation_digest="f" * 64))
+    code, errors = world.run(again)
+    assert code == 0, errors
+    assert world.aliases() == {"challenger": "3", "champion": "3", "previous": "2"}
+    judged = current_champion(world.config, world.root, downloads, candidate_sha256=weights_digest(second))
+    assert judged is not None
+    assert judged["weights_sha256"] == weights_digest(first)
+
     # A cached result counts as long as the registry has the version.
     assert verify_registration(world.config, world.root, registration_of(next_one))
     assert not verify_registration(world.config, world.root, registration_of(next_one) | {"version": "9"})
