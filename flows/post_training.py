@@ -21,8 +21,8 @@ from tasks.stage_tasks import call
 def post_training(config: PipelineConfig) -> Any:
     """Check the data, train, evaluate, decide, register. The same config and files again continue the same run.
 
-    The final state is Completed when the gate passed, Rejected (a completed state) when it did not, Pre-empted (failed)
-    when the run was asked to stop.
+    The final state is Completed when the gate passed, Rejected (a completed state) when it did not, GateError (failed)
+    when it could not decide, Pre-empted (failed) when the run was asked to stop.
     """
     with PipelineRun(config) as run:
         call(take_in_checkpoint, run)

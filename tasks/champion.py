@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.mlflow_store import StoreLocation, connect, locate_store, mlflow_errors
+from tasks.mlflow_store import StoreLocation, connect, locate_store, mlflow_errors, store_exists
 from tasks.promotion import (
     CHAMPION,
     GATE_TAG,
@@ -18,6 +18,7 @@ from tasks.promotion import (
     WEIGHTS_TAG,
     download_model,
     find_alias,
+    find_version_number,
     model_folder,
     version_source,
     version_weights,
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def current_champion(
-    config: Any, root: Path, download_to: Path, candidate_sha256: str | None = None
+    config: Any, root: Path, download_to: Path, candidate_sha256: str | None = None, *, download: bool = True
 ) -> dict[str, Any] | None:
     """Return the champion that a candidate has to beat: `{version, weights_sha256, gate_sha256, path}`, or None.
 
@@ -43,37 +44,56 @@ def current_champion(
         download_to: folder for the champion's files, one folder for each digest; a whole earlier download is used.
         candidate_sha256: weights of the candidate when they are known. A champion with these very weights is this
             run's own earlier success: the one that it was judged against is returned in its place, so that the same
-            command again finds the same inputs.
+            command again finds the same inputs. If somebody deleted that one, there is no champion to beat.
+        download: False to write nothing anywhere, not even a new store; `path` is then None for a champion that was
+            not downloaded before.
 
     Raises:
         ServerUnreachableError: the registry does not answer.
         NotPromotableError: the champion's files do not have the digest that was registered.
     """
     location = locate_store(config.tracking, Path(root))
-    client = connect(location)
-    name = config.registry.model_name
-    scratch = Path(download_to)
+    if not download and not store_exists(location):
+        return None
+    client = connect(location, read_only=not download)
+    name, scratch = config.registry.model_name, Path(download_to)
     with mlflow_errors(location, f"read the champion of {name!r}"):
-        version = find_alias(client, name, CHAMPION)
-        seen: set[str] = set()
-        while version is not None and candidate_sha256 is not None and version.version not in seen:
-            if version.tags.get(WEIGHTS_TAG) != candidate_sha256:
-                break
-            seen.add(version.version)
-            before = version.tags.get(PROMOTED_FROM_TAG)
-            version = client.get_model_version(name, before) if before else None
+        version = _rival(client, name, candidate_sha256)
         if version is None:
             return None
-        digest = version_weights(client, location, version, scratch)
-    folder = scratch / digest[:16]
-    if not _holds(folder, digest):
-        _download(client, location, version, folder, digest)
+        digest = version.tags.get(WEIGHTS_TAG)
+        if digest is None and download:  # Registered by other means.
+            digest = version_weights(client, location, version, scratch)
+    folder = scratch / digest[:16] if digest else None
+    if folder is not None and not _holds(folder, str(digest)):
+        if download:
+            _download(client, location, version, folder, str(digest))
+        else:
+            folder = None
     return {
         "version": str(version.version),
         "weights_sha256": digest,
         "gate_sha256": version.tags.get(GATE_TAG),
-        "path": str(model_folder(folder)),
+        "path": None if folder is None else str(model_folder(folder)),
     }
+
+
+def _rival(client: MlflowClient, name: str, candidate_sha256: str | None) -> ModelVersion | None:
+    """Return the champion, or, while that is the candidate itself, the one that it was judged against."""
+    version = find_alias(client, name, CHAMPION)
+    seen: set[str] = set()
+    while version is not None and candidate_sha256 is not None and version.version not in seen:
+        if version.tags.get(WEIGHTS_TAG) != candidate_sha256:
+            break
+        seen.add(version.version)
+        before = version.tags.get(PROMOTED_FROM_TAG)
+        successor, version = version, find_version_number(client, name, before) if before else None
+        if before and version is None:
+            logger.warning(
+                "version %s of %s, which version %s was judged against, was deleted: there is no champion to beat",
+                *(before, name, successor.version),
+            )
+    return version
 
 
 def verify_registration(config: Any, root: Path, registration: dict[str, Any]) -> bool:
@@ -84,19 +104,13 @@ def verify_registration(config: Any, root: Path, registration: dict[str, Any]) -
     Raises:
         ServerUnreachableError: the registry does not answer.
     """
-    from mlflow.exceptions import MlflowException
-
     location = locate_store(config.tracking, Path(root))
     client = connect(location)
     with mlflow_errors(location, "look at a registered version"):
-        try:
-            version = client.get_model_version(registration["model_name"], str(registration["version"]))
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return False
-            raise
+        version = find_version_number(client, registration["model_name"], str(registration["version"]))
     return (
-        version.status == "READY"
+        version is not None
+        and version.status == "READY"
         and version.tags.get(WEIGHTS_TAG) == registration["weights_sha256"]
         and version.tags.get(GATE_TAG) == registration.get("gate_sha256")
     )

@@ -29,8 +29,6 @@ class RegistryConfig(Config):
 
     model_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)
     """Name of the registered model in MLflow. Its versions carry the aliases `challenger` and `champion`."""
-    task: Literal["llm/v1/chat", "text-generation"] = "llm/v1/chat"
-    """What a server of the model offers: chat messages, or plain text."""
 
 
 class TrackingConfig(Config):

@@ -63,6 +63,7 @@ def _run_as_deployment(
     on_poll: Callable[[Progress | None], None],
 ) -> StageResult:
     refuse_if_running(directory)
+    directory.error_path.unlink(missing_ok=True)  # A worker that dies at once leaves none: an old one is no answer.
     flow_run = _start_flow_run(stage, config, run_id, attempt_key)
     try:
         ended = _wait(flow_run.id, stage, directory, config.orchestration.poll_seconds, on_poll)

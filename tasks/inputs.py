@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.code_files import digest_code_files
 from tasks.config import PipelineConfig
 from training_core.config.intake import INPUT
 from training_core.errors import ConfigurationError, DigestMismatchError
@@ -60,7 +61,7 @@ def external_files(config: PipelineConfig) -> list[ExternalFile]:
 
 
 def digest_external_files(config: PipelineConfig) -> dict[str, Artifact]:
-    """Return dotted field -> absolute path and digest, for every file from outside.
+    """Return dotted field -> absolute path and digest, for every file from outside, modules with rewards included.
 
     Raises:
         ConfigurationError: a file is missing or cannot be read; the message names the field and the nearest file.
@@ -81,7 +82,7 @@ def digest_external_files(config: PipelineConfig) -> dict[str, Artifact]:
                 "write the new digest"
             )
         artifacts[file.dotted] = Artifact(path=str(path), sha256=found)
-    return artifacts
+    return artifacts | digest_code_files(config)
 
 
 def _missing(file: ExternalFile, path: Path) -> str:

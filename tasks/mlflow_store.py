@@ -154,8 +154,21 @@ def store_lock(location: StoreLocation) -> Iterator[None]:
         lock.release()
 
 
-def connect(location: StoreLocation, *, timeout_seconds: int = 10, num_retries: int = 1) -> MlflowClient:
+def store_exists(location: StoreLocation) -> bool:
+    """Return whether there is something to connect to: False only for an SQLite file that nobody has made yet."""
+    parts = urlsplit(location.uri)
+    return not parts.scheme.startswith("sqlite") or Path(parts.path.removeprefix("/")).exists()
+
+
+def connect(
+    location: StoreLocation, *, timeout_seconds: int = 10, num_retries: int = 1, read_only: bool = False
+) -> MlflowClient:
     """Return a client of a store that answers; a new SQLite file gets its tables, once, whoever comes first.
+
+    Args:
+        timeout_seconds: for one request.
+        num_retries: after a request that failed.
+        read_only: for a store that exists: no lock file is made below the root.
 
     Raises:
         ServerUnreachableError: the store does not answer.
@@ -167,7 +180,7 @@ def connect(location: StoreLocation, *, timeout_seconds: int = 10, num_retries: 
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        with store_lock(location):
+        with contextlib.nullcontext() if read_only else store_lock(location):
             client = MlflowClient(tracking_uri=location.uri, registry_uri=location.uri)
             client.search_experiments(max_results=1)
     return client

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,17 @@ from tasks.artifacts import publish_progress
 from tasks.config import PipelineConfig
 from tasks.dispatch import run_stage
 from tasks.planning import BY_NAME, ChainState, FinishedStage, StageDefinition, chain_of, is_rejected
-from tasks.plans import PlanState, StagePlan, assess, load_finished, require_finished
+from tasks.plans import PlanState, StagePlan, assess, require_finished
 from tasks.policies import should_retry
 from tasks.progress import Progress, observer
-from tasks.runs import ChampionEntry, RunRecord, RunState, StageEntry, StageState, load_run, run_directory
+from tasks.rivals import adopt_champion, ask_for_champion
+from tasks.runs import RunRecord, RunState, StageEntry, StageState, load_run, report_path, run_directory
 from tasks.stopping import is_cancelled_by_server, is_sigterm
-from training_core.errors import PreemptedError, StageLockedError, TidegateError
-from training_core.protocol.digests import path_digest
+from tasks.views import run_view
+from training_core.errors import EvaluationError, PreemptedError, StageLockedError
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
-from training_core.records import Artifact, StageResult
+from training_core.records import StageResult, Verdict
 
 if TYPE_CHECKING:
     from tasks.tracking import PipelineTracker
@@ -79,6 +79,8 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
             self.record.state = self._state_after(error)
             self.record.mlflow = self.tracker.mlflow_ids()
             self.record.save(self.root)
+            if error is None:
+                self._write_report()  # Before the tracker closes: it sends the report, too.
             self.tracker.close(self.record.state.value)
             self.record.mlflow = self.tracker.mlflow_ids()
             self.record.save(self.root)
@@ -130,7 +132,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         Raises:
             ServerUnreachableError: the registry does not answer.
         """
-        if self.state.champion_known:
+        if self.state.champion_known and (self.whole or self._was_complete):
             return
         self.record.champion = ask_for_champion(self.state)
         self.record.champion_known = True
@@ -142,14 +144,19 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         record = load_run(self.root, self.run_id)
         if record is None:
             record = RunRecord(run_id=self.run_id, config=config, inputs=self.state.external)
-        if record.state.is_complete:
+        self._state_before, self._was_complete = record.state, record.state.is_complete
+        if self._was_complete or not self.whole:
             adopt_champion(self.state, record)
         else:
             record.champion, record.champion_known = None, False
         record.config, record.inputs = config, self.state.external
-        record.stages = {stage.name: StageEntry() for stage in chain_of(self.config)}
+        # A stage on its own says nothing new about the others, the verdict or the model.
+        known = {} if self.whole else record.stages
+        record.stages = {stage.name: known.get(stage.name, StageEntry()) for stage in chain_of(self.config)}
+        if self.whole:
+            record.gate, record.model = None, None
         record.attempts += 1
-        record.state, record.gate, record.model = RunState.RUNNING, None, None
+        record.state = RunState.RUNNING
         return record
 
     def _begin_tracker(self) -> PipelineTracker:
@@ -225,13 +232,29 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         if error is not None:
             return RunState(_stage_state_after(error).value)
         if not self.whole:
-            return RunState.INCOMPLETE
-        return RunState.REJECTED if is_rejected(self.state) else RunState.COMPLETED
+            return self._state_before if self._was_complete else RunState.INCOMPLETE
+        if not is_rejected(self.state):
+            return RunState.COMPLETED
+        verdict = self.state.finished["gate"].result.summary.get("verdict")
+        return RunState.GATE_ERROR if verdict == Verdict.ERROR else RunState.REJECTED
+
+    def _write_report(self) -> None:
+        from tasks.report import write_report
+
+        try:
+            write_report(run_view(self.record, self.root), report_path(self.root, self.run_id), root=self.root)
+        except Exception as error:
+            # A picture that cannot be drawn must not turn a finished run into a failed one.
+            observer().note(f"the report could not be written: {error!r}")
 
     def final_state(self) -> Any:
         """Return the Prefect state of a run that ended without an error: its name tells how."""
         from prefect.states import Cancelled, Completed, Failed
 
+        if self.record.state is RunState.GATE_ERROR:
+            reasons = "; ".join(map(str, (self.record.gate or {}).get("reasons") or [])) or "no reason given"
+            undecided = EvaluationError(f"{self.run_id}: the gate could not decide: {reasons}")
+            return Failed(name=self.record.state.value, message=str(undecided), data=undecided)
         if self.stopped is None:
             return Completed(name=self.record.state.value, message=self.summary(), data=self.run_id)
         if isinstance(self.stopped, KeyboardInterrupt):
@@ -246,73 +269,6 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         model = self.record.model
         registered = f", registered as {model['model_name']} version {model['version']}" if model else ""
         return f"{self.run_id}: gate {verdict}{registered}"
-
-
-def adopt_champion(state: ChainState, record: RunRecord) -> None:
-    """Take over the champion that a run's record holds."""
-    state.champion_known = record.champion_known
-    if record.champion is not None:
-        state.champion = Artifact(path=record.champion.path, sha256=record.champion.sha256)
-
-
-def run_stage_alone(name: str, config: PipelineConfig, run_id: str) -> FinishedStage:
-    """Run one stage on behalf of a main flow elsewhere, which keeps the run's record and sends its metrics.
-
-    Raises:
-        TidegateError: of the type that the stage reported.
-    """
-    record = load_run(Path(config.root), run_id)
-    if record is None:
-        raise TidegateError(
-            f"no run {run_id} under {config.root}. With orchestration.mode deployments all workers must share `root`"
-        )
-    state = ChainState(config, Path(config.root), dict(record.inputs))
-    adopt_champion(state, record)
-    stage = BY_NAME[name]
-    require_finished(stage, state)
-    plan = assess(stage, state)
-    if plan.state is PlanState.CACHED:
-        return state.finished[name]
-    assert plan.spec is not None
-    assert plan.directory is not None
-    directory = StageDirectory(plan.directory)
-    local = config.model_copy(update={"orchestration": config.orchestration.model_copy(update={"mode": "local"})})
-    observer().stage_started(name, plan.state.value, plan.why)
-    result = run_stage(stage, plan.spec, directory, local, run_id, "", lambda progress: None)
-    observer().stage_finished(name, StageState.COMPLETED.value, result.seconds)
-    return FinishedStage(directory, result)
-
-
-def stage_directory(root: Path, entry: StageEntry) -> StageDirectory | None:
-    """Return the directory of a stage of a run, or None when it has none yet."""
-    return None if entry.directory is None else StageDirectory(root / entry.directory)
-
-
-def finished_stage(root: Path, entry: StageEntry) -> FinishedStage | None:
-    """Return the verified result of a stage of a run, or None when it is not complete."""
-    directory = stage_directory(root, entry)
-    return None if directory is None else load_finished(directory)
-
-
-def ask_for_champion(state: ChainState) -> ChampionEntry | None:
-    """Return the champion that the policy of a finished `grpo` stage has to beat, downloaded below the root, or None.
-
-    Raises:
-        ServerUnreachableError: the registry does not answer.
-    """
-    from tasks.registration import current_champion
-
-    candidate = state.finished["grpo"].result.summary.get("weights_sha256")
-    found = current_champion(state.config, state.root, state.root / "champions", candidate_sha256=candidate)
-    if found is None:
-        return None
-    path = Path(found["path"]).absolute()
-    return ChampionEntry(
-        version=str(found["version"]),
-        weights_sha256=found["weights_sha256"],
-        path=str(path),
-        sha256=path_digest(path),
-    )
 
 
 def _stage_state_after(error: BaseException) -> StageState:

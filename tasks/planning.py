@@ -14,6 +14,7 @@ from typing import Any, Literal
 import data_checks
 import tasks
 import training_core.stages
+from tasks.code_files import code_files
 from tasks.config import PipelineConfig
 from tasks.inputs import digest_external_files, external_files, without_folders
 from training_core.errors import ConfigurationError
@@ -116,6 +117,7 @@ def _check_data(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]
 
 
 def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    _check_number_of_prompts(state)
     inputs = {
         "model": state.output("sft_intake", "model"),
         "train_pairs": state.output("check_data", "train_pairs.parquet"),
@@ -126,9 +128,11 @@ def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact
 
 def _grpo(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     _check_answer_room(state)
+    _check_number_of_prompts(state)
     inputs = {
         "model": state.output("sft_intake", "model"),
         "rl_prompts": state.output("check_data", "rl_prompts.parquet"),
+        **_code_inputs(state, "grpo"),
     }
     if any(reward.kind == "reward_model" for reward in state.config.rewards):
         inputs["reward_model"] = state.output("reward_model", "reward_model")
@@ -140,6 +144,7 @@ def _evaluate(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
         "candidate": state.output("grpo", "policy"),
         "reference": state.output("sft_intake", "model"),
         "eval_prompts": state.output("check_data", "eval_prompts.parquet"),
+        **_code_inputs(state, "evaluate"),
     }
     if state.config.evaluation.reward_model:
         inputs["reward_model"] = state.output("reward_model", "reward_model")
@@ -226,6 +231,10 @@ def _external_inputs(state: ChainState, stage: str) -> dict[str, Artifact]:
     return {file.input_name: state.external[file.dotted] for file in files}
 
 
+def _code_inputs(state: ChainState, stage: str) -> dict[str, Artifact]:
+    return {file.input_name: state.external[file.dotted] for file in code_files(state.config) if file.stage == stage}
+
+
 def _check_answer_room(state: ChainState) -> None:
     """The model's own limit is known only after the intake."""
     limit = state.finished["sft_intake"].result.summary.get("max_position_embeddings")
@@ -234,4 +243,16 @@ def _check_answer_room(state: ChainState) -> None:
         raise ConfigurationError(
             f"rollout.max_new_tokens is {answer}, but the model reads at most {limit} tokens, prompt included. Write "
             f"at most {max(1, limit - state.config.data.max_prompt_tokens)} (the limit less data.max_prompt_tokens)"
+        )
+
+
+def _check_number_of_prompts(state: ChainState) -> None:
+    """How many prompts are held out is known only after the data check; the gate would find out after all training."""
+    found = state.finished["check_data"].result.summary.get("num_eval_prompts")
+    needed = state.config.gate.min_prompts
+    if isinstance(found, int) and found < needed:
+        raise ConfigurationError(
+            f"the data give {found} held-out prompts, but gate.min_prompts is {needed}: no verdict would be possible. "
+            "Give more rows in data.eval_prompts (without that file: hold out a larger share of the pairs), or lower "
+            "gate.min_prompts knowingly"
         )

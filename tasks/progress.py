@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,63 @@ class RunObserver:
         """Something a person should read."""
 
 
+class GuardedObserver(RunObserver):
+    """Passes everything on. A reader who went away (`tidegate run | head`) must not stop a run: that is noted once."""
+
+    def __init__(self, told: RunObserver) -> None:
+        self.told = told
+        self._silent = False
+
+    def run_started(self, run_id: str, stages: list[str]) -> None:
+        self._pass_on(self.told.run_started, run_id, stages)
+
+    def stage_started(self, stage: str, state: str, why: str) -> None:
+        self._pass_on(self.told.stage_started, stage, state, why)
+
+    def stage_progress(self, progress: Progress) -> None:
+        self._pass_on(self.told.stage_progress, progress)
+
+    def stage_finished(self, stage: str, state: str, seconds: float) -> None:
+        self._pass_on(self.told.stage_finished, stage, state, seconds)
+
+    def stage_stopping(self, stage: str, grace_seconds: float) -> None:
+        self._pass_on(self.told.stage_stopping, stage, grace_seconds)
+
+    def note(self, text: str) -> None:
+        self._pass_on(self.told.note, text)
+
+    def _pass_on(self, tell: Callable[..., None], *what: Any) -> None:
+        try:
+            tell(*what)
+        except (OSError, ValueError) as error:  # ValueError: printing to a closed file.
+            if not self._silent:
+                logger.warning("progress can no longer be shown (%s); the run goes on", error)
+            self._silent = True
+
+
+class Pace:
+    """Picks the progress worth a line: another step or phase than the last one, and not before some time has passed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._last: dict[str, tuple[float, int, str]] = {}
+        """Stage -> when its last line was, at which step and phase."""
+
+    def is_due(self, progress: Progress) -> bool:
+        """Return whether to say this; if so, it counts as said."""
+        now = time.monotonic()
+        then, step, phase = self._last.get(progress.stage, (float("-inf"), -1, ""))
+        if (progress.step, progress.phase) == (step, phase) or now - then < self.seconds:
+            return False
+        self._last[progress.stage] = (now, progress.step, progress.phase)
+        return True
+
+
 @dataclass
 class LogObserver(RunObserver):
     """One log line an event, and one now and then for progress: for workers, where nobody has a terminal."""
 
-    _last: dict[str, float] = field(default_factory=dict)
+    _pace: Pace = field(default_factory=lambda: Pace(LOG_EVERY_SECONDS))
 
     def run_started(self, run_id: str, stages: list[str]) -> None:
         logger.info("run %s: %s", run_id, " -> ".join(stages))
@@ -135,11 +187,9 @@ class LogObserver(RunObserver):
         logger.info("stage %s %s: %s", stage, state, why)
 
     def stage_progress(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last.get(progress.stage, float("-inf")) < LOG_EVERY_SECONDS:
-            return
-        self._last[progress.stage] = now
-        logger.info("stage %s: %s %d of %d", progress.stage, progress.phase or "step", progress.step, progress.total)
+        if self._pace.is_due(progress):
+            phase = progress.phase or "step"
+            logger.info("stage %s: %s %d of %d", progress.stage, phase, progress.step, progress.total)
 
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
         logger.info("stage %s %s after %.1f s", stage, state, seconds)
@@ -163,7 +213,7 @@ def observer() -> RunObserver:
 def observed_by(watcher: RunObserver) -> Iterator[None]:
     """Send everything to `watcher` for a while. One run a process: not for threads."""
     global _current
-    before, _current = _current, watcher
+    before, _current = _current, GuardedObserver(watcher)
     try:
         yield
     finally:

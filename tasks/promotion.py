@@ -3,6 +3,10 @@
 MLflow sets an alias without looking at what it pointed to. Here it moves under the store's lock, after a comparison
 with the champion that the gate judged, and is read back. Any state that a crash leaves is one that the same call
 completes.
+
+The lock is a file below the root. Pipelines of different roots that share one server are not kept apart by it: for
+them the champion is compared once more right before it moves and read back at the end, which leaves a gap of one
+request. Two of them within that gap would both succeed, and the later one would be champion.
 """
 
 from __future__ import annotations
@@ -42,6 +46,18 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | No
             return None
         raise
     return None if number is None else client.get_model_version(name, str(number))
+
+
+def find_version_number(client: MlflowClient, name: str, number: str) -> ModelVersion | None:
+    """Return a version by its number, or None when there is none of it (any more)."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version(name, number)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
 
 
 def find_version(client: MlflowClient, name: str, weights_sha256: str, gate_sha256: str) -> ModelVersion | None:
@@ -170,18 +186,30 @@ def promote(
             if old:
                 _point(client, name, PREVIOUS, old)
                 client.set_model_version_tag(name, old, DEMOTED_BY_TAG, number)
+            _check_alias(client, name, CHAMPION, old or None)
             _point(client, name, CHAMPION, number)
             logger.info("version %s of %s is champion (before: %s)", number, name, old or "none")
-        aliases = client.get_registered_model(name).aliases
+        aliases = _check_alias(client, name, CHAMPION, number)
     return sorted(alias for alias, pointed in aliases.items() if str(pointed) == number)
 
 
 def _point(client: MlflowClient, name: str, alias: str, number: str) -> None:
     """Set an alias and read it back."""
     client.set_registered_model_alias(name, alias, number)
-    found = client.get_registered_model(name).aliases.get(alias)
-    if str(found) != number:
+    _check_alias(client, name, alias, number)
+
+
+def _check_alias(client: MlflowClient, name: str, alias: str, number: str | None) -> dict[str, str]:
+    """Return all aliases of the model if `alias` points to version `number` (None: to none).
+
+    Raises:
+        NotPromotableError: it points elsewhere.
+    """
+    aliases: dict[str, str] = client.get_registered_model(name).aliases
+    found = aliases.get(alias)
+    if (None if found is None else str(found)) != number:
         raise NotPromotableError(
-            f"alias {alias!r} of {name!r} was set to version {number}, but reads {found}: someone else moved it at the "
-            "same moment. Run the same command again"
+            f"alias {alias!r} of {name!r} should point to {f'version {number}' if number else 'no version'}, but reads "
+            f"{found or 'none'}: someone else moved it at the same moment. Run the same command again"
         )
+    return aliases

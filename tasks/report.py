@@ -69,6 +69,7 @@ def write_report(run: Mapping[str, Any], output: Path, *, root: Path | None = No
         "stages": stages,
         "charts": [chart for stage in stages for chart in stage_charts(stage["name"], stage["metrics"])],
         "more_charts": [chart for stage in stages for chart in _other_charts(stage["name"], stage["metrics"])],
+        "single_values": [value for stage in stages for value in single_values(stage["name"], stage["metrics"])],
         "evaluation": evaluation,
         "metric_names": _metric_names(evaluation),
         "samples": _samples(by_name.get("evaluate"), gate),
@@ -116,12 +117,12 @@ def show_duration(seconds: float | None) -> str:
 
 
 def stage_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the headline charts of a stage: `{title, stage, svg, names}`; each metric is shown once."""
+    """Return the headline charts of a stage: `{title, stage, svg, names}`; each metric with a course is shown once."""
     found, used = [], set[str]()
     for title, stage_pattern, metric_pattern in CHARTS:
         if not re.fullmatch(stage_pattern, stage):
             continue
-        names = [n for n in _names(metrics) if n not in used and re.search(metric_pattern, n)][:3]
+        names = [n for n in _curves(metrics) if n not in used and re.search(metric_pattern, n)][:3]
         if names:
             used.update(names)
             found.append(_chart(title, stage, names, metrics))
@@ -130,7 +131,14 @@ def stage_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[
 
 def _other_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     shown = {name for chart in stage_charts(stage, metrics) for name in chart["names"]}
-    return [_chart(name, stage, [name], metrics) for name in _names(metrics) if name not in shown]
+    return [_chart(name, stage, [name], metrics) for name in _curves(metrics) if name not in shown]
+
+
+def single_values(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the metrics that a stage wrote once, such as the lengths of its data: numbers, not curves."""
+    curves = _curves(metrics)
+    values = {name: value for row in metrics for name, value in row.items() if name != "step" and name not in curves}
+    return [{"stage": stage, "name": name, "value": value} for name, value in values.items()]
 
 
 def _chart(title: str, stage: str, names: list[str], metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -140,8 +148,13 @@ def _chart(title: str, stage: str, names: list[str], metrics: Sequence[Mapping[s
     return {"title": title, "stage": stage, "names": names, "ends": last, "svg": svg}
 
 
-def _names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in metrics for name in row if name != "step"))
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the metrics with more than one step, in the order of the file."""
+    steps: dict[str, set[int]] = {}
+    for row in metrics:
+        for name in row.keys() - {"step"}:
+            steps.setdefault(name, set()).add(row["step"])
+    return [name for name in dict.fromkeys(name for row in metrics for name in row) if len(steps.get(name, ())) > 1]
 
 
 def _read_stage(stage: Mapping[str, Any], root: Path) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class RunState(StrEnum):
     RUNNING = "Running"
     COMPLETED = "Completed"
     REJECTED = "Rejected"
-    """Complete; the gate did not say pass."""
+    """Complete; the gate said fail or inconclusive."""
+    GATE_ERROR = "GateError"
+    """Every stage is done, but the evaluation gives no answer: the gate's verdict is error."""
     FAILED = "Failed"
     PREEMPTED = "Pre-empted"
     CANCELLED = "Cancelled"
@@ -113,6 +115,11 @@ class RunRecord(_Stored):
 
 def run_directory(root: Path, run_id: str) -> Path:
     return root / "runs" / run_id
+
+
+def report_path(root: Path, run_id: str) -> Path:
+    """Return where a run's report is written at its end."""
+    return run_directory(root, run_id) / "report.html"
 
 
 def load_run(root: Path, run_id: str) -> RunRecord | None:

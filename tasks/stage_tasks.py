@@ -10,10 +10,11 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from tasks.artifacts import publish_gate_report, publish_stage_table
-from tasks.pipeline import PipelineRun, run_stage_alone
+from tasks.pipeline import PipelineRun
 from tasks.planning import BY_NAME
 from tasks.policies import RETRY_DELAY_SECONDS
 from tasks.runs import RunState, StageState
+from tasks.stage_alone import run_stage_alone
 from tasks.stopping import is_cancelled_by_server, is_sigterm
 from training_core.errors import PreemptedError
 

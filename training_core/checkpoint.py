@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from training_core.protocol.atomic import fsync_path, read_json, write_json
+from training_core.errors import ArtifactError
+from training_core.protocol.atomic import fsync_path, fsync_tree, read_json, write_json
 from training_core.protocol.digests import file_digest, tree_files
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class CheckpointStore:
         try:
             write(temporary)
             files = {}
+            fsync_tree(temporary)
             for file in tree_files(temporary):
-                fsync_path(file)
                 name = file.relative_to(temporary).as_posix()
                 files[name] = {"sha256": file_digest(file), "bytes": file.stat().st_size}
             write_json(temporary / MANIFEST, {"step": step, "files": files})
@@ -67,12 +68,25 @@ class CheckpointStore:
         return Checkpoint(step, final)
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint whose files match its manifest; damaged ones are reported and passed over."""
-        for path in sorted(self.path.glob("step_*"), reverse=True):
+        """Return the newest checkpoint whose files match its manifest; damaged ones are reported and passed over.
+
+        Returns:
+            None when there is no checkpoint at all.
+
+        Raises:
+            ArtifactError: there are checkpoints, but none is valid. Work is not thrown away in silence.
+        """
+        paths = sorted(self.path.glob("step_*"), reverse=True)
+        for path in paths:
             problem = self._problem(path)
             if problem is None:
                 return Checkpoint(int(path.name.removeprefix("step_")), path)
             logger.warning("checkpoint %s is not valid (%s); trying the one before", path, problem)
+        if paths:
+            raise ArtifactError(
+                f"{self.path} holds checkpoints, but none of them is whole (see the log). To start again from the "
+                f"beginning, delete {self.path}; to go on, restore one of them"
+            )
         return None
 
     def _problem(self, path: Path) -> str | None:

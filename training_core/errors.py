@@ -9,6 +9,8 @@ this batch) are values, not errors.
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Iterator
 
 EXIT_OK = 0
 EXIT_GATE_NOT_PASSED = 1
@@ -81,6 +83,13 @@ class PreemptedError(TemporaryError):
     """SIGTERM (or the parent's death) asked the stage to stop; its state is saved where the stage has checkpoints."""
 
 
+class StopRequestedError(BaseException):
+    """SIGTERM, raised wherever the main thread happens to be; becomes a `PreemptedError` at the stage's edge.
+
+    Not an `Exception`: a library's `except Exception` must not take it for a row that failed or a damaged file.
+    """
+
+
 class StageLockedError(TemporaryError):
     """Another live process owns the stage directory."""
 
@@ -98,18 +107,43 @@ class DiskFullError(TemporaryError):
 
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
+"""How Rust libraries (safetensors, tokenizers) end the message of a failed system call."""
 
 
 def as_tidegate_error(error: BaseException) -> TidegateError | None:
-    """Return the user-facing error for `error`: itself, a translation of a full disk, or None for a bug."""
+    """Return the user-facing error for `error`: itself, a translation of a stop or a full disk, or None for a bug."""
     if isinstance(error, TidegateError):
         return error
-    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-        return DiskFullError(
-            f"no space left while writing {error.filename or 'a file'}. Completed checkpoints are kept: free some "
-            "space (or move `root`) and run the same command again"
-        )
+    if isinstance(error, StopRequestedError):
+        return PreemptedError(str(error))
+    for link in _chain(error):
+        if _is_disk_full(link):
+            return DiskFullError(
+                f"no space left while writing {getattr(link, 'filename', None) or 'a file'}. Completed checkpoints are "
+                "kept: free some space (or move `root`) and run the same command again"
+            )
     return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and what it came from, as a traceback shows them."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in DISK_FULL_ERRNOS
+    # Known by name: this module loads in processes that must not load safetensors. It carries no error number.
+    if type(error).__name__ != "SafetensorError":
+        return False
+    found = RUST_ERRNO.search(str(error))
+    return found is not None and int(found[1]) in DISK_FULL_ERRNOS
 
 
 def error_class(name: str) -> type[TidegateError]:

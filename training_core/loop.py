@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from training_core.checkpoint import CheckpointStore
 from training_core.errors import ArtifactError
 from training_core.metrics import read_metrics
+from training_core.protocol.atomic import write_text
 from training_core.protocol.context import StageContext
 
 logger = logging.getLogger(__name__)
@@ -101,11 +102,6 @@ def resume(context: StageContext, trainer: Trainer, store: CheckpointStore) -> i
         ArtifactError: there are checkpoints, but none is valid.
     """
     checkpoint = store.latest()
-    if checkpoint is None and any(store.path.glob("step_*")):
-        raise ArtifactError(
-            f"{store.path} holds checkpoints, but none of them is whole (see the log). To train again from the start, "
-            f"delete {store.path}; to go on, restore one of them"
-        )
     done = 0
     if checkpoint is not None:
         done = trainer.load(checkpoint.path)
@@ -146,6 +142,4 @@ def truncate_samples(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [row for row in read_metrics(path) if row["step"] <= step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in kept))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training_core.protocol.atomic import write_text
+
 
 @dataclass
 class MeanMetric:
@@ -75,9 +77,7 @@ class MetricsWriter:
             return
         kept = [row for row in read_metrics(self.path) if row["step"] <= step]
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.path)
+        write_text(self.path, text)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ sentiment, a word list with rules; the reward model sees pairs only, never the l
    punctuation and openings do not give the label away;
 4. writes `pairs.jsonl`, `train_prompts.jsonl` and `eval_prompts.jsonl`, and prints the probe's accuracy.
 
-The same model, seed and versions on the same kind of machine give the same files.
+Every sample and every draw is seeded. Tokens may still differ where the arithmetic does: another machine, another vLLM.
 """
 
 from __future__ import annotations

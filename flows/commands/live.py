@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
@@ -14,10 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flows.commands.output import unbroken
 from flows.commands.words import duration
-from tasks.progress import Progress, RunObserver
+from tasks.progress import Pace, Progress, RunObserver
 
-LINE_EVERY_SECONDS = 10.0
+LINE_EVERY_SECONDS = 5.0
 REFRESHES_PER_SECOND = 4
 SHOWN = (
     ("reward", ("reward/mean",)),
@@ -41,14 +41,15 @@ def shown_values(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class LineObserver(RunObserver):
-    """One line an event; progress now and then."""
+    """One line an event; progress when there is some, every few seconds at most."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.stream = stream
-        self._last: dict[str, float] = {}
+        self._pace = Pace(LINE_EVERY_SECONDS)
 
     def say(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        with unbroken(self.stream):
+            print(text, file=self.stream, flush=True)
 
     def run_started(self, run_id: str, stages: list[str]) -> None:
         self.say(f"run {run_id}: {', '.join(stages)}")
@@ -57,10 +58,8 @@ class LineObserver(RunObserver):
         self.say(f"{stage}: {state} ({why})")
 
     def stage_progress(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last.get(progress.stage, float("-inf")) < LINE_EVERY_SECONDS:
+        if not self._pace.is_due(progress):
             return
-        self._last[progress.stage] = now
         parts = [f"{progress.stage}: {progress.phase or 'step'} {progress.step}/{progress.total}"]
         parts += [f"{label} {text}" for label, text in shown_values(progress.values)]
         if progress.seconds_left is not None:

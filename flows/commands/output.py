@@ -34,6 +34,21 @@ def protected_stdout(wanted: bool) -> Iterator[IO[str]]:
         os.close(saved)
 
 
+@contextlib.contextmanager
+def unbroken(stream: IO[str]) -> Iterator[None]:
+    """Write to `stream` and flush it; when its reader went away (`| head`), all from here on goes to nobody.
+
+    What a stream could not write stays in its buffer, and Python would fail on it once more at its end.
+    """
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, stream.fileno())
+        os.close(nobody)
+
+
 def print_json(value: Any, stdout: IO[str] | None = None) -> None:
     """Print one JSON value and flush it."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=stdout or sys.stdout, flush=True)

@@ -11,11 +11,13 @@ from rich.table import Table
 from flows.commands.output import print_json, protected_stdout
 from flows.commands.summary import make_console
 from flows.config import load_pipeline
-from tasks.pipeline import adopt_champion, ask_for_champion
 from tasks.planning import ChainState
-from tasks.plans import StagePlan, make_plan
+from tasks.plans import PlanState, StagePlan, make_plan
+from tasks.rivals import adopt_champion, look_at_champion
 from tasks.runs import load_run
-from training_core.records import Artifact
+
+AFTER_CHAMPION = ("evaluate", "gate", "register")
+"""Stages that another champion means another result for."""
 
 
 def print_plan(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> None:
@@ -45,15 +47,20 @@ def plan_of(state: ChainState) -> list[StagePlan]:
     record = load_run(state.root, state.run_id)
     if record is not None and record.state.is_complete:
         adopt_champion(state, record)
-    before = make_plan(state)
+    plans = make_plan(state)
     if "grpo" not in state.finished or state.champion_known:
-        return before
-    champion = ask_for_champion(state)
-    if champion is None:
-        return before
-    state.champion = Artifact(path=champion.path, sha256=champion.sha256)
-    for name in ("evaluate", "gate", "register"):
+        return plans
+    found = look_at_champion(state)
+    if found is None:
+        return plans
+    version, state.champion = found
+    for name in AFTER_CHAMPION:
         state.finished.pop(name, None)
+    if state.champion is None:  # Its files would be an input; what follows from them is known once a run has them.
+        why = f"compares with the champion, version {version} of {state.config.registry.model_name}, not yet downloaded"
+        known = [line for line in plans if line.name not in AFTER_CHAMPION]
+        waits = [StagePlan(name, PlanState.WAITS, "for evaluate") for name in AFTER_CHAMPION[1:]]
+        return [*known, StagePlan(AFTER_CHAMPION[0], PlanState.RUNS, why), *waits]
     return make_plan(state)
 
 

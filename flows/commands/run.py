@@ -12,15 +12,15 @@ from typing import Any
 
 from flows.commands.errors import TerminatedError, report_error
 from flows.commands.live import make_observer
-from flows.commands.output import print_json, protected_stdout
+from flows.commands.output import print_json, protected_stdout, unbroken
 from flows.commands.summary import print_summary
-from flows.commands.views import empty_view, run_view
 from flows.config import load_pipeline
 from tasks.config import PipelineConfig
 from tasks.planning import ChainState
 from tasks.prefect_home import prefect_server, use_home
 from tasks.progress import RunObserver, observed_by
-from tasks.runs import RunRecord, RunState, load_run, run_directory
+from tasks.runs import RunRecord, RunState, load_run
+from tasks.views import empty_view, run_view
 from training_core.errors import (
     EXIT_DATA,
     EXIT_GATE_NOT_PASSED,
@@ -29,7 +29,6 @@ from training_core.errors import (
     PreemptedError,
     as_tidegate_error,
 )
-from training_core.records import Verdict
 
 
 def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> int:
@@ -37,7 +36,8 @@ def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: Path | 
     with protected_stdout(as_json) as stdout, _sigterm_raises():
         view, code = _run(configs, settings, root, as_json)
         if as_json:
-            print_json(view, stdout)
+            with unbroken(stdout):
+                print_json(view, stdout)
     return code
 
 
@@ -48,6 +48,7 @@ def _run(
     try:
         config = load_pipeline(configs, settings, root)
         state = ChainState.begin(config)
+        before = load_run(state.root, state.run_id)
     except Exception as error:
         if not as_json:
             raise
@@ -55,18 +56,23 @@ def _run(
     with make_observer(as_json) as watcher:
         failure = _attempt(config, state.root, watcher)
     record = load_run(state.root, state.run_id)
-    view = empty_view() if record is None else run_view(record, state.root)
-    if isinstance(failure, KeyboardInterrupt) or (record and record.state is RunState.INTERRUPTED):
-        print("interrupted; the same command again continues", file=sys.stderr)
-        return view, EXIT_INTERRUPTED
-    if record is not None and record.state is RunState.PREEMPTED:
+    if record is None or (before is not None and record.attempts == before.attempts):
+        # The attempt never began: what an earlier one left says nothing about this one.
+        view = {**empty_view(), "run_id": state.run_id}
+        if isinstance(failure, KeyboardInterrupt):
+            return _interrupted({**view, "state": RunState.INTERRUPTED.value})
+        return _failed(view, failure)
+    view = run_view(record, state.root)
+    if isinstance(failure, KeyboardInterrupt) or record.state is RunState.INTERRUPTED:
+        return _interrupted(view)
+    if record.state is RunState.PREEMPTED:
         # The flow returned a state of that name; what Prefect raises for it is not the error itself.
         failure = PreemptedError(next((entry.error for entry in record.stages.values() if entry.error), "stopped"))
-    if failure is not None:
+    if failure is not None and record.state is not RunState.GATE_ERROR:
         return _failed(view, failure)
-    assert record is not None
-    _write_report(view, state.root, state.run_id)
-    print_summary(record, view, state.root, sys.stderr if as_json else sys.stdout)
+    output = sys.stderr if as_json else sys.stdout
+    with unbroken(output):
+        print_summary(record, view, state.root, output)
     return view, outcome_code(record)
 
 
@@ -85,7 +91,12 @@ def _attempt(config: PipelineConfig, root: Path, watcher: RunObserver) -> BaseEx
     return None
 
 
-def _failed(view: dict[str, Any], failure: BaseException) -> tuple[dict[str, Any], int]:
+def _interrupted(view: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    print("interrupted; the same command again continues", file=sys.stderr)
+    return view, EXIT_INTERRUPTED
+
+
+def _failed(view: dict[str, Any], failure: BaseException | None) -> tuple[dict[str, Any], int]:
     assert isinstance(failure, Exception)
     known = as_tidegate_error(failure)
     code = report_error(failure)
@@ -98,17 +109,7 @@ def outcome_code(record: RunRecord) -> int:
     """Return the exit code of a run that ended by itself."""
     if record.state is RunState.COMPLETED:
         return EXIT_OK
-    return EXIT_DATA if (record.gate or {}).get("verdict") == Verdict.ERROR else EXIT_GATE_NOT_PASSED
-
-
-def _write_report(view: dict[str, Any], root: Path, run_id: str) -> None:
-    from tasks.report import write_report
-
-    try:
-        write_report(view, run_directory(root, run_id) / "report.html", root=root)
-    except Exception as error:
-        # A picture that cannot be drawn must not turn a finished run into a failed one.
-        print(f"the report could not be written: {error!r}", file=sys.stderr)
+    return EXIT_DATA if record.state is RunState.GATE_ERROR else EXIT_GATE_NOT_PASSED
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from flows.commands.output import print_json
 from flows.commands.summary import make_console, print_summary
-from flows.commands.views import live_state, run_view
 from flows.config import resolve_root
-from tasks.runs import RunRecord, find_run, list_run_ids, load_run, run_directory
+from tasks.runs import RunRecord, find_run, list_run_ids, load_run, report_path
+from tasks.views import live_state, run_view
 
 
 def print_run(run_name: str, root: Path | None, *, as_json: bool) -> None:
@@ -66,5 +66,5 @@ def write_run_report(run_name: str, root: Path | None, output: Path | None) -> N
 
     where = resolve_root(root)
     record = find_run(where, run_name)
-    target = output or run_directory(where, record.run_id) / "report.html"
+    target = output or report_path(where, record.run_id)
     print(write_report(run_view(record, where), target, root=where))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.words import duration, number, size
-from tasks.runs import RunRecord, run_directory
+from tasks.runs import RunRecord, report_path
 
 FILE_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
@@ -25,7 +25,7 @@ def print_summary(record: RunRecord, view: Mapping[str, Any], root: Path, stream
     for line in gate_lines(record.gate):
         console.print(line)
     console.print(model_line(view.get("model")))
-    report = run_directory(root, record.run_id) / "report.html"
+    report = report_path(root, record.run_id)
     if report.exists():
         console.print(f"report: {report}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from data_checks.config import CheckDataConfig
-from data_checks.rows import ADVICE, Reason
+from data_checks.rows import ADVICE, Reason, Turn
 from data_checks.runner import CheckedData, InputFiles, check_dataset
+from data_checks.tokens import render
+from training_core.errors import PreemptedError, StopRequestedError
+from training_core.protocol.context import StopSignal
 
 LONG = " ".join(["the sea and the rain"] * 30)
 
@@ -129,6 +133,19 @@ def test_template_failed(good_pairs: Any, write_rows: Any, chat_tokenizer: Any) 
     data = check_dataset(InputFiles.of_config(config), config, picky, seed=0)
     assert data.counts["preferences"].quarantined == {"template_failed": 1}
     assert data.counts["preferences"].defects["template_failed"].transcripts == 2
+
+
+def test_sigterm_while_a_template_renders_is_no_finding(chat_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_tokenizer, "apply_chat_template", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    stop, handler = StopSignal(), signal.getsignal(signal.SIGTERM)
+    stop.install()
+    try:
+        with pytest.raises(StopRequestedError):
+            render(chat_tokenizer, (Turn("user", "Hello"),), add_generation_prompt=True)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(PreemptedError, match="stopped by SIGTERM"):
+        stop.close()
 
 
 def test_prompt_in_evaluation(good_pairs: Any, write_rows: Any, check: Any) -> None:

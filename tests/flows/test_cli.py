@@ -17,7 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.config import load_pipeline
+from tasks.pipeline import PipelineRun
 from tasks.prefect_home import API_URL_VARIABLE, prefect_server, use_home
+from training_core.errors import ServerUnreachableError
 
 DRIVER = [sys.executable, "-m", "scripted_stages.driver"]
 OBJECT_KEYS = {"run_id", "state", "stages", "gate", "model"}
@@ -95,9 +98,24 @@ def flow_states(root: Path) -> list[str]:
         return [name for (name,) in database.execute("select state_name from flow_run order by created")]
 
 
+@pytest.fixture
+def here(scripted: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process, one that starts nothing: (exit code, standard output, standard error)."""
+    from flows.cli import app
+    from flows.commands.errors import exit_code_of
+
+    def _here(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = exit_code_of(app, arguments)
+        return code, *capsys.readouterr()
+
+    return _here
+
+
 @pytest.mark.server
-def test_run_plan_show_list_report(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    planned = json.loads(tidegate("plan", "pipeline.yaml", "--json").stdout)
+def test_run_plan_show_list(workspace, tidegate, here) -> None:  # type: ignore[no-untyped-def]
+    planned = json.loads(here("plan", "pipeline.yaml", "--json")[1])
+    assert not workspace.root.exists()  # A plan writes nothing.
     first = tidegate("run", "pipeline.yaml", "--json")
     assert first.returncode == 0, first.stderr
     view = json.loads(first.stdout)
@@ -116,39 +134,18 @@ def test_run_plan_show_list_report(workspace, tidegate) -> None:  # type: ignore
     assert "gate: PASS" in second.stdout
     assert "model: scripted version 1 (champion)" in second.stdout
 
-    shown = json.loads(tidegate("show", "latest", "--json").stdout)
+    shown = json.loads(here("show", "latest", "--json")[1])
     assert shown["run_id"] == view["run_id"]
     assert {stage["state"] for stage in shown["stages"]} == {"Cached"}
-    assert view["run_id"] in tidegate("list").stdout
-    assert json.loads(tidegate("list", "--json").stdout)[0]["verdict"] == "pass"
-    lines = tidegate("plan", "pipeline.yaml", "--set", "algorithm.clip_low=0.3").stdout
+    assert view["run_id"] in here("list")[1]
+    assert json.loads(here("list", "--json")[1])[0]["verdict"] == "pass"
+    lines = here("plan", "pipeline.yaml", "--set", "algorithm.clip_low=0.3")[1]
     assert "algorithm.clip_low: 0.2 -> 0.3" in lines
-
-
-@pytest.mark.server
-def test_a_gate_that_says_no_and_then_a_stage_that_fails(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"gate": {"verdict": "fail"}})
-    done = tidegate("run", "pipeline.yaml", "--json")
-    assert done.returncode == 1, done.stderr
-    view = json.loads(done.stdout)
-    assert view["state"] == "Rejected"
-    assert view["model"] is None
-    assert view["stages"][-1]["state"] == "Skipped"
-
-    workspace.script({"check_data": {"raise": ["DataError", "row 3 is bad"]}})
-    done = tidegate("run", "pipeline.yaml", "--json", "--set", "data.min_pairs=2")
-    assert done.returncode == 3
-    assert "exit code 3): row 3 is bad" in done.stderr
-    assert "Traceback" not in done.stderr
-    view = json.loads(done.stdout)
-    assert view["state"] == "Failed"
-    assert view["error"] == {"type": "DataError", "message": "row 3 is bad", "exit_code": 3}
-    assert [stage["state"] for stage in view["stages"][:3]] == ["Cached", "Failed", "Pending"]
 
 
 @pytest.mark.parametrize(
     ("verdict", "state", "code"),
-    [("pass", "Completed", 0), ("fail", "Rejected", 1), ("inconclusive", "Rejected", 1), ("error", "Rejected", 3)],
+    [("pass", "Completed", 0), ("fail", "Rejected", 1), ("inconclusive", "Rejected", 1), ("error", "GateError", 3)],
 )
 def test_the_verdict_decides_the_exit_code(verdict: str, state: str, code: int) -> None:
     from flows.commands.run import outcome_code
@@ -156,6 +153,47 @@ def test_the_verdict_decides_the_exit_code(verdict: str, state: str, code: int) 
 
     record = RunRecord(run_id="r", config={}, inputs={}, state=RunState(state), gate={"verdict": verdict})
     assert outcome_code(record) == code
+
+
+def test_what_an_earlier_attempt_left_is_not_the_outcome_of_this_one(scripted, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    import flows.commands.run as command
+    from tasks.planning import ChainState
+    from tasks.runs import RunRecord, RunState
+
+    state = ChainState.begin(load_pipeline([scripted.config]))
+    record = RunRecord(run_id=state.run_id, config={}, inputs={}, state=RunState.PREEMPTED, attempts=1)
+    record.save(state.root)
+    unreachable = ServerUnreachableError("no Prefect server answers")
+    monkeypatch.setattr(command, "_attempt", lambda *_arguments: unreachable)
+    view, code = command._run([scripted.config], [], None, as_json=True)
+    assert code == 75
+    assert view["state"] == "Failed"
+    assert view["error"]["type"] == "ServerUnreachableError"
+    assert "no Prefect server answers" in capsys.readouterr().err
+
+    def preempted(*_arguments: Any) -> Exception:
+        record.attempts = 2
+        record.save(state.root)
+        return RuntimeError("what Prefect makes of a failed state")
+
+    monkeypatch.setattr(command, "_attempt", preempted)
+    view, code = command._run([scripted.config], [], None, as_json=True)
+    assert (code, view["error"]["type"], view["state"]) == (75, "PreemptedError", "Pre-empted")
+
+
+def test_a_reader_who_went_away_breaks_nothing(capsys) -> None:  # type: ignore[no-untyped-def]
+    from flows.commands.live import LineObserver
+    from flows.commands.output import unbroken
+
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as stream:
+        told = LineObserver(stream)
+        told.note("to nobody")
+        told.note("to nobody again")
+        with unbroken(stream):
+            print("the summary", file=stream)
+    # Closing flushed what was left: with the pipe still behind it, that would have raised.
 
 
 @pytest.mark.parametrize(("kind", "code"), [("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)])
@@ -168,77 +206,41 @@ def test_every_error_has_one_block_and_its_code(capsys, kind: str, code: int) ->
 
 
 @pytest.mark.server
-def test_a_preempted_stage_is_tried_again_in_the_same_run(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 3, "raise": ["PreemptedError", "the machine is needed"], "bad_attempts": 2}})
+def test_preempted_and_tried_again_then_rejected_then_failed(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    preempted = {"steps": 3, "raise": ["PreemptedError", "the machine is needed"]}
+    workspace.script({"grpo": {**preempted, "bad_attempts": 2}, "gate": {"verdict": "fail"}})
     done = tidegate("run", "pipeline.yaml", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "grpo: continues (from step_000003" in done.stderr
     result = json.loads(next((workspace.root / "stages" / "grpo").glob("*/result.json")).read_text())
     assert result["attempts"] == 3
+    view = json.loads(done.stdout)
+    assert view["state"] == "Rejected"
+    assert view["model"] is None
+    assert view["stages"][-1]["state"] == "Skipped"
+
+    workspace.script({"grpo": preempted})
     again = tidegate("run", "pipeline.yaml", "--set", "launch.retries=0", "--set", "algorithm.clip_low=0.3")
     assert again.returncode == 75
     assert "the machine is needed" in again.stderr
 
-
-@pytest.mark.server
-def test_ctrl_c_saves_and_leaves_no_process(workspace) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
-    command = start(workspace, "run", "pipeline.yaml", "--json")
-    wait_for(has_checkpoint(workspace, "grpo", 3))
-    command.send_signal(signal.SIGINT)
-    stdout, stderr = command.communicate(timeout=60)
-    assert command.returncode == 130, stderr
-    wait_for(lambda: not processes_of(workspace.root), 5)
-    assert "Traceback" not in stderr
-    view = json.loads(stdout)
-    assert view["state"] == "Interrupted"
-    assert view["stages"][3]["state"] == "Interrupted"
-    assert flow_states(workspace.root) == ["Interrupted"]
-
-
-@pytest.mark.server
-def test_sigterm_saves_and_is_told_as_preemption(workspace) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
-    command = start(workspace, "run", "pipeline.yaml", "--json")
-    wait_for(has_checkpoint(workspace, "grpo", 3))
-    command.terminate()
-    stdout, stderr = command.communicate(timeout=60)
-    assert command.returncode == 75, stderr
-    wait_for(lambda: not processes_of(workspace.root), 5)
-    assert json.loads(stdout)["state"] == "Pre-empted"
-    assert flow_states(workspace.root) == ["Pre-empted"]
-    error = json.loads(next((workspace.root / "stages" / "grpo").glob("*/error.json")).read_text())
-    assert "stopped after step" in error["message"]
-
-
-@pytest.mark.server
-def test_a_killed_command_leaves_nothing_and_the_same_command_continues(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 60, "seconds": 0.1}})
-    command = start(workspace, "run", "pipeline.yaml")
-    wait_for(has_checkpoint(workspace, "grpo", 3))
-    command.kill()
-    command.communicate(timeout=60)
-    wait_for(lambda: not processes_of(workspace.root), 30)
-    assert json.loads(tidegate("show", "--json").stdout)["state"] == "Interrupted"
-    workspace.script({"grpo": {"steps": 60}})
-    done = tidegate("run", "pipeline.yaml", "--json")
-    assert done.returncode == 0, done.stderr
+    workspace.script({"check_data": {"raise": ["DataError", "row 3 is bad"]}})
+    done = tidegate("run", "pipeline.yaml", "--json", "--set", "data.min_pairs=2")
+    assert done.returncode == 3
+    assert "exit code 3): row 3 is bad" in done.stderr
+    assert "Traceback" not in done.stderr
     view = json.loads(done.stdout)
-    directory = Path(view["stages"][3]["directory"])
-    metrics, digest = (directory / "metrics.jsonl").read_bytes(), json.loads((directory / "result.json").read_text())
-    assert digest["attempts"] == 2
-    whole = tidegate("run", "pipeline.yaml", "--json", "--root", str(workspace.path / "other_root"))
-    other = Path(json.loads(whole.stdout)["stages"][3]["directory"])
-    assert (other / "metrics.jsonl").read_bytes() == metrics
-    assert json.loads((other / "result.json").read_text())["summary"] == digest["summary"]
+    assert view["state"] == "Failed"
+    assert view["error"] == {"type": "DataError", "message": "row 3 is bad", "exit_code": 3}
+    assert [stage["state"] for stage in view["stages"][:3]] == ["Cached", "Failed", "Pending"]
 
 
 @pytest.mark.server
-def test_two_commands_at_once(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 400, "seconds": 0.1}})
-    command = start(workspace, "run", "pipeline.yaml")
+def test_two_commands_at_once_then_ctrl_c_saves_and_leaves_no_process(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
+    workspace.script({"grpo": {"steps": 4000, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml", "--json")
     try:
-        wait_for(has_checkpoint(workspace, "grpo", 1))
+        wait_for(has_checkpoint(workspace, "grpo", 3))
         same = tidegate("run", "pipeline.yaml")
         assert same.returncode == 75
         assert "is already going on" in same.stderr
@@ -249,26 +251,71 @@ def test_two_commands_at_once(workspace, tidegate) -> None:  # type: ignore[no-u
         assert str(workspace.root / "stages" / "grpo") in other.stderr
     finally:
         command.send_signal(signal.SIGINT)
-        command.communicate(timeout=60)
+        stdout, stderr = command.communicate(timeout=60)
+    assert command.returncode == 130, stderr
+    wait_for(lambda: not processes_of(workspace.root), 5)
+    assert "Traceback" not in stderr
+    view = json.loads(stdout)
+    assert view["state"] == "Interrupted"
+    assert view["stages"][3]["state"] == "Interrupted"
+    assert flow_states(workspace.root) == ["Interrupted"]
 
 
-def test_refusals_come_before_any_server_starts(workspace) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.server
+def test_killed_then_stopped_by_sigterm_it_continues_to_the_same_bits(workspace, tidegate, here) -> None:  # type: ignore[no-untyped-def]
+    steps = 200
+    workspace.script({"grpo": {"steps": steps, "seconds": 0.1}})
+    command = start(workspace, "run", "pipeline.yaml")
+    wait_for(has_checkpoint(workspace, "grpo", 3))
+    command.kill()
+    command.communicate(timeout=60)
+    wait_for(lambda: not processes_of(workspace.root), 30)
+    assert json.loads(here("show", "--json")[1])["state"] == "Interrupted"
+
+    (stage,) = workspace.stage_directories("grpo")
+    reached = max(int(path.name.removeprefix("step_")) for path in (stage / "checkpoints").glob("step_*"))
+    command = start(workspace, "run", "pipeline.yaml", "--json")
+    wait_for(has_checkpoint(workspace, "grpo", reached + 3))
+    command.terminate()
+    stdout, stderr = command.communicate(timeout=60)
+    assert command.returncode == 75, stderr
+    wait_for(lambda: not processes_of(workspace.root), 5)
+    assert json.loads(stdout)["state"] == "Pre-empted"
+    assert flow_states(workspace.root)[-1] == "Pre-empted"
+    assert "stopped after step" in json.loads((stage / "error.json").read_text())["message"]
+
+    workspace.script({"grpo": {"steps": steps}})
+    done = tidegate("run", "pipeline.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert Path(json.loads(done.stdout)["stages"][3]["directory"]) == stage
+    result = json.loads((stage / "result.json").read_text())
+    assert result["attempts"] == 3
+    # A run that nobody stopped.
+    with PipelineRun(load_pipeline([workspace.config], root=workspace.path / "other"), whole=False) as whole:
+        for name in ("sft_intake", "check_data", "reward_model", "grpo"):
+            whole.run_stage(name)
+    other = whole.state.finished["grpo"]
+    assert other.directory.metrics_path.read_bytes() == (stage / "metrics.jsonl").read_bytes()
+    assert other.result.summary == result["summary"]
+
+
+def test_refusals_come_before_any_server_starts(workspace, here) -> None:  # type: ignore[no-untyped-def]
     def refused(*arguments: str) -> str:
-        started = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments],
-            env=workspace.environment,
-            cwd=workspace.path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        assert time.monotonic() - started < 30
-        return done.stderr
+        code, _, errors = here(*arguments)
+        assert code == 2, errors
+        return errors
 
-    assert "Did you mean 'seed'?" in refused("run", "pipeline.yaml", "--set", "sead=1")
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", "pipeline.yaml", "--set", "sead=1"],
+        env=workspace.environment,
+        cwd=workspace.path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Did you mean 'seed'?" in done.stderr
+    assert "Traceback" not in done.stderr
     assert "write 1e-6 without quotes" in refused(
         "run", "pipeline.yaml", "--set", "algorithm.optimizer.learning_rate='1e-6'"
     )
@@ -310,7 +357,7 @@ def test_an_unreachable_server_is_temporary(workspace) -> None:  # type: ignore[
     assert "no Prefect server answers at PREFECT_API_URL" in done.stderr
 
 
-def test_help_and_schema_are_quick_and_light(workspace) -> None:  # type: ignore[no-untyped-def]
+def test_help_and_schema_are_quick_and_light(workspace, here) -> None:  # type: ignore[no-untyped-def]
     heavy = "{'torch', 'transformers', 'vllm', 'mlflow', 'prefect', 'pandas', 'great_expectations'}"
     code = f"import sys, flows.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
@@ -320,10 +367,7 @@ def test_help_and_schema_are_quick_and_light(workspace) -> None:  # type: ignore
     code = f"import sys, flows.post_training, flows.stages; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=workspace.path)
     assert done.stdout.strip().splitlines()[-1] == "[]"
-    printed = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "schema"], capture_output=True, text=True, check=True, cwd="/"
-    )
-    schema = json.loads(printed.stdout)
+    schema = json.loads(here("schema")[1])
     assert schema["properties"]["seed"]["description"] == "Seed of every stage."
     assert {"name", "checkpoint", "data", "algorithm", "gate"} <= set(schema["required"])
 

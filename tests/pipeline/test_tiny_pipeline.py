@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -134,7 +135,9 @@ def test_the_same_again_is_cached_and_learning_rate_zero_is_rejected(folder: Pat
     assert code == 0, log
     assert {stage["state"] for stage in again["stages"]} == {"Cached"}
     assert again["model"] == finished["model"]
-    code, rejected, log = tidegate(folder, "--set", "algorithm.optimizer.learning_rate=0")
+    # The other engine, so that both run the whole chain; it starts in no time.
+    engine = ("--set", "rollout={engine: transformers, max_new_tokens: 12}")
+    code, rejected, log = tidegate(folder, *engine, "--set", "algorithm.optimizer.learning_rate=0")
     assert code == 1, log
     states = {stage["name"]: stage["state"] for stage in rejected["stages"]}
     assert states == {
@@ -144,9 +147,11 @@ def test_the_same_again_is_cached_and_learning_rate_zero_is_rejected(folder: Pat
     }
     assert rejected["state"] == "Rejected"
     assert rejected["model"] is None
-    code, again, log = tidegate(folder)
-    assert code == 0, log
-    assert "champion" in again["model"]["aliases"]
+    with contextlib.closing(sqlite3.connect(folder / "root" / "mlflow.db")) as database:
+        assert database.execute("select alias, version from registered_model_aliases order by alias").fetchall() == [
+            ("challenger", 1),
+            ("champion", 1),
+        ]
 
 
 def kill_tree(parent: subprocess.Popen[bytes], own_children: list[psutil.Process]) -> None:
@@ -177,8 +182,14 @@ def has_step(stage: str, step: int) -> Callable[[Path], bool]:
     return lambda stages: any(stages.glob(f"{stage}/*/checkpoints/step_{step:06d}"))
 
 
-def is_writing(stage: str, step: int) -> Callable[[Path], bool]:
-    return lambda stages: any(stages.glob(f"{stage}/*/checkpoints/.tmp_step_{step:06d}/*"))
+def is_writing(stage: str, from_step: int) -> Callable[[Path], bool]:
+    """The moment at which a checkpoint of this step or a later one is half written."""
+
+    def looks_so(stages: Path) -> bool:
+        folders = stages.glob(f"{stage}/*/checkpoints/.tmp_step_*")
+        return any(int(folder.name[-6:]) >= from_step and any(folder.iterdir()) for folder in folders)
+
+    return looks_so
 
 
 @pytest.mark.timeout(900)
@@ -188,9 +199,11 @@ def test_killed_again_and_again_gives_the_same_bits(folder: Path, finished: dict
     seed = int(time.time())
     print(f"random moments from seed {seed}")  # Shown when the test fails.
     rng = random.Random(seed)
-    train_until(folder, has_step("reward_model", 2 * rng.randint(1, 3)))
-    train_until(folder, is_writing("grpo", rng.randint(1, 4)))
-    train_until(folder, has_step("grpo", rng.randint(6, 12)))
+    train_until(folder, has_step("reward_model", 2 * rng.randint(1, 2)))
+    # Each start in RL costs one of vLLM: of both moments there is one a run, by turns in the middle of a write.
+    in_rl = is_writing if seed % 2 else has_step
+    train_until(folder, is_writing("reward_model", 6))
+    train_until(folder, in_rl("grpo", rng.randint(3, 12)))
     train_until(folder, None)
     for stage in finished["stages"]:
         if stage["name"] in TRAINING[2:]:
@@ -200,5 +213,5 @@ def test_killed_again_and_again_gives_the_same_bits(folder: Path, finished: dict
             results = [json.loads((path / "result.json").read_text()) for path in (whole, killed)]
             assert results[0]["outputs"] == results[1]["outputs"]
             assert results[0]["summary"] == results[1]["summary"]
-            assert results[1]["attempts"] == (2 if stage["name"] == "reward_model" else 3)
+            assert results[1]["attempts"] == (3 if stage["name"] == "reward_model" else 2)
             assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()

@@ -1,54 +1,32 @@
-"""Plans: states and reasons; runs: identity, champion, continuation."""
+"""Plans: which stages are cached, continue, run or wait, and why; what is refused before anything runs."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_stages.chain import NAMES, champion, config_of, plan, run, states
 
 import tasks.registration
-from flows.config import load_pipeline
-from tasks.pipeline import PipelineRun, run_stage_alone
-from tasks.planning import CHAIN, ChainState, chain_of
-from tasks.plans import PlanState, StagePlan, make_plan
-from tasks.runs import RunState, StageState, find_run, load_run
+from flows.commands.plan import plan_of
+from tasks.code_files import code_files, find_module_file
+from tasks.planning import ChainState
+from tasks.plans import PlanState
+from tasks.runs import RunState, StageState, find_run
+from tasks.stage_alone import planned_files
 from training_core.errors import (
     ArtifactError,
     ConfigurationError,
     DataError,
     DigestMismatchError,
-    EvaluationError,
-    PreemptedError,
     StageLockedError,
-    TidegateError,
 )
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
-
-NAMES = [stage.name for stage in CHAIN]
-
-
-def config_of(space: Any, *settings: str) -> Any:
-    return load_pipeline([space.config], settings)
-
-
-def plan(space: Any, *settings: str) -> dict[str, StagePlan]:
-    return {line.name: line for line in make_plan(ChainState.begin(config_of(space, *settings)))}
-
-
-def run(space: Any, *settings: str) -> PipelineRun:
-    """Run the whole chain in this process, without Prefect."""
-    with PipelineRun(config_of(space, *settings)) as pipeline:
-        for stage in chain_of(pipeline.config):
-            pipeline.run_stage(stage.name)
-    return pipeline
-
-
-def states(pipeline: PipelineRun) -> dict[str, str]:
-    return {name: entry.state.value for name, entry in pipeline.record.stages.items()}
 
 
 def test_a_new_root_runs_the_first_stage_and_the_others_wait(scripted) -> None:  # type: ignore[no-untyped-def]
@@ -152,21 +130,6 @@ def test_a_stage_at_work_elsewhere_is_locked(scripted) -> None:  # type: ignore[
             run(scripted)
 
 
-def test_two_attempts_at_one_run_at_once(scripted) -> None:  # type: ignore[no-untyped-def]
-    with PipelineRun(config_of(scripted)) as first, pytest.raises(StageLockedError, match="already going on"):  # noqa: SIM117
-        with PipelineRun(config_of(scripted)):
-            pass
-    assert first.record.attempts == 1
-
-
-def test_a_file_that_changes_after_planning_is_refused(scripted) -> None:  # type: ignore[no-untyped-def]
-    with PipelineRun(config_of(scripted)) as pipeline:
-        pipeline.run_stage("sft_intake")
-        (scripted.path / "pairs.jsonl").write_text("other\n")
-        with pytest.raises(DigestMismatchError, match="preferences_0"):
-            pipeline.run_stage("check_data")
-
-
 def test_a_digest_in_the_config_is_held_to(scripted) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DigestMismatchError, match=r"data\.preferences\.0\.path"):
         plan(scripted, f"data.preferences.0.sha256={'a' * 64}")
@@ -217,128 +180,75 @@ def test_an_answer_longer_than_the_model_reads(scripted) -> None:  # type: ignor
         run(scripted, "rollout.max_new_tokens=5000")
 
 
-def test_a_chain_without_reward_model(scripted) -> None:  # type: ignore[no-untyped-def]
-    pipeline = run(scripted, "reward_model=null", "rewards=[{kind: sentiment}]")
+def test_too_few_held_out_prompts_are_found_before_training(scripted) -> None:  # type: ignore[no-untyped-def]
+    scripted.script({"check_data": {"summary": {"num_eval_prompts": 199}}})
+    with pytest.raises(ConfigurationError, match=r"give 199 held-out prompts, but gate\.min_prompts is 200"):
+        run(scripted)
+    assert not list((scripted.root / "stages").glob("reward_model/*"))
+    with pytest.raises(ConfigurationError, match="199 held-out prompts"):
+        plan(scripted, "reward_model=null", "rewards=[{kind: sentiment}]")
+    assert plan(scripted, "gate.min_prompts=199")["reward_model"].state is PlanState.RUNS
+
+
+def test_a_chain_with_a_reward_function_of_its_own_and_no_reward_model(scripted) -> None:  # type: ignore[no-untyped-def]
+    module = scripted.path / "own" / "rules.py"
+    module.parent.mkdir()
+    module.write_text("raise RuntimeError('found, never imported')")
+    settings = ("reward_model=null", "rewards=[{kind: custom, import_path: 'own.rules:score'}]")
+    pipeline = run(scripted, *settings)
     assert list(states(pipeline)) == [name for name in NAMES if name != "reward_model"]
-    assert "reward_model" not in pipeline.state.finished["grpo"].directory.spec_path.read_text()
+    spec = pipeline.state.finished["grpo"].directory.spec_path.read_text()
+    assert "reward_model" not in spec
+    assert json.loads(spec)["inputs"]["code_custom"]["path"] == str(module)
+    assert plan(scripted, *settings)["grpo"].state is PlanState.CACHED
+    # Another function is another reward: what the old one trained is not taken for it.
+    module.write_text("def score(prompts, answers, context): return [0.0 for _ in answers]")
+    lines = plan(scripted, *settings)
+    assert lines["check_data"].state is PlanState.CACHED
+    assert lines["grpo"].state is PlanState.RUNS
+    assert lines["grpo"].why == "input code_custom changed"
+    # A worker reads its own copy, but the digest that was planned is the one that its stage verifies.
+    (scripted.path / "own").rename(scripted.path / "theirs")
+    config = config_of(scripted, *settings[:1], "rewards=[{kind: custom, import_path: 'theirs.rules:score'}]")
+    planned = planned_files(config, pipeline.record)["rewards.0.import_path"]
+    assert planned.path == str(scripted.path / "theirs" / "rules.py")
+    assert planned.sha256 == pipeline.record.inputs["rewards.0.import_path"].sha256
 
 
-@pytest.mark.parametrize("verdict", ["fail", "inconclusive", "error"])
-def test_a_gate_that_says_no_ends_in_rejected_and_registers_nothing(scripted, verdict: str) -> None:  # type: ignore[no-untyped-def]
-    scripted.script({"gate": {"verdict": verdict}})
-    pipeline = run(scripted)
-    assert pipeline.record.state is RunState.REJECTED
-    assert states(pipeline)["register"] == "Skipped"
-    assert pipeline.record.model is None
-    assert plan(scripted)["register"].state is PlanState.SKIPPED
-    assert pipeline.final_state().name == "Rejected"
-    assert pipeline.final_state().is_completed()
+def test_the_code_of_a_metric_is_an_input_of_the_evaluation(scripted) -> None:  # type: ignore[no-untyped-def]
+    (scripted.path / "gold.py").write_text("")
+    custom = "{kind: custom, name: gold, import_path: 'gold:score'}"
+    config = config_of(scripted, f"evaluation.metrics=[{{kind: sentiment}}, {custom}]")
+    (file,) = code_files(config)
+    assert (file.dotted, file.stage, file.input_name) == ("evaluation.metrics.1.import_path", "evaluate", "code_gold")
+    before = ChainState.begin(config).run_id
+    (scripted.path / "gold.py").write_text("changed = True")
+    assert ChainState.begin(config).run_id != before
+    (scripted.path / "gold.py").unlink()
+    with pytest.raises(ConfigurationError, match=r"evaluation\.metrics\.1\.import_path: no file of the module 'gold'"):
+        ChainState.begin(config)
+    assert find_module_file("email.mime.text") == Path(sys.modules["email"].__file__).parent / "mime" / "text.py"  # type: ignore[arg-type]
+    assert find_module_file("tasks.plans") == Path(sys.modules["tasks.plans"].__file__)  # type: ignore[arg-type]
+    assert [find_module_file(name) for name in ("sys", "email.nothing", "email.mime.text.more")] == [None] * 3
 
 
-def champion(folder: Path, text: str) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    (folder / "model.safetensors").write_text(text)
-    return {"version": "7", "weights_sha256": "b" * 64, "path": str(folder), "gate_sha256": None}
+def test_a_plan_names_a_champion_that_is_not_downloaded_yet(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    first = run(scripted)
+    asked: list[bool] = []
+    found: dict[str, Any] = {"version": "7", "weights_sha256": "b" * 64, "path": None, "gate_sha256": None}
 
-
-def test_the_champion_is_asked_for_once_and_a_complete_run_keeps_it(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    asked: list[str | None] = []
-    found: dict[str, Any] = champion(scripted.path / "champion", "first")
-
-    def current_champion(_config: Any, _root: Path, _to: Path, candidate_sha256: str | None = None) -> dict[str, Any]:
-        asked.append(candidate_sha256)
+    def current_champion(*_arguments: Any, download: bool = True, **_named: Any) -> dict[str, Any]:
+        asked.append(download)
         return found
 
     monkeypatch.setattr(tasks.registration, "current_champion", current_champion)
-    first = run(scripted)
-    assert asked == [first.state.finished["grpo"].result.summary["weights_sha256"]]
-    assert "champion" in json.loads(first.state.finished["evaluate"].directory.spec_path.read_text())["inputs"]
-    assert first.record.champion is not None
-    assert first.record.champion.version == "7"
-    found = champion(scripted.path / "new_champion", "second")
-    second = run(scripted)
-    assert len(asked) == 1
-    assert set(states(second).values()) == {"Cached"}
-    # Another run is compared with the champion of now.
-    third = run(scripted, "evaluation.samples_per_prompt=2")
-    assert len(asked) == 2
-    assert third.state.finished["evaluate"].result.spec_hash != first.state.finished["evaluate"].result.spec_hash
-
-
-def test_an_unfinished_run_asks_for_the_champion_again(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    scripted.script({"register": {"raise": ["NotPromotableError", "the champion moved"], "bad_attempts": 1}})
-    with pytest.raises(ArtifactError, match="the champion moved"):
-        run(scripted)
-    scripted.script({})
-    found = champion(scripted.path / "champion", "moved")
-    monkeypatch.setattr(tasks.registration, "current_champion", lambda *_a, **_k: found)
-    again = run(scripted)
-    assert states(again) == {**dict.fromkeys(NAMES[:4], "Cached"), **dict.fromkeys(NAMES[4:], "Completed")}
-
-
-def test_a_version_that_the_registry_lost_is_registered_again(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    run(scripted)
-    monkeypatch.setattr(tasks.registration, "verify_registration", lambda *_a, **_k: False)
-    again = run(scripted)
-    assert states(again)["register"] == "Completed"
-    assert again.record.stages["register"].why == "the registry lost the version"
-
-
-def test_a_preempted_stage_is_wanted_again_up_to_the_limit(scripted) -> None:  # type: ignore[no-untyped-def]
-    scripted.script({"check_data": {"raise": ["PreemptedError", "asked to stop"]}})
-    with PipelineRun(config_of(scripted, "launch.retries=1")) as pipeline:
-        pipeline.run_stage("sft_intake")
-        with pytest.raises(PreemptedError):
-            pipeline.run_stage("check_data")
-        assert pipeline.wants_retry("check_data")
-        pipeline.run_stage("check_data")
-    assert isinstance(pipeline.stopped, PreemptedError)
-    assert not pipeline.wants_retry("check_data")
-    assert pipeline.record.state is RunState.PREEMPTED
-    assert pipeline.final_state().name == "Pre-empted"
-    record = load_run(scripted.root, pipeline.run_id)
-    assert record is not None
-    assert record.stages["check_data"].state is StageState.PREEMPTED
-
-
-def test_the_tracker_hears_of_every_stage(scripted) -> None:  # type: ignore[no-untyped-def]
-    from scripted_stages.replace import SilentTracker
-
-    scripted.script({"evaluate": {"raise": ["EvaluationError", "no scores"]}})
-    with pytest.raises(EvaluationError, match="no scores"):
-        run(scripted)
-    assert ("started", "grpo", False) in SilentTracker.calls
-    assert ("finished", "evaluate", "EvaluationError") in SilentTracker.calls
-    assert SilentTracker.calls[-1] == ("close", "Failed")
-
-
-def test_a_stage_alone_finds_what_it_needs_or_says_what_is_missing(scripted) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ArtifactError, match="reward_model needs sft_intake"):  # noqa: SIM117
-        with PipelineRun(config_of(scripted), whole=False) as pipeline:
-            pipeline.run_stage("reward_model")
-    whole = run(scripted)
-    config = config_of(scripted, "gate.alpha=0.1")
-    with PipelineRun(config, whole=False) as pipeline:
-        assert pipeline.run_stage("gate").state is StageState.COMPLETED
-    assert pipeline.record.state is RunState.INCOMPLETE
-    # On behalf of a main flow elsewhere: from its record alone.
-    assert run_stage_alone("gate", config, pipeline.run_id).result.spec_hash == pipeline.record.stages["gate"].spec_hash
-    done = run_stage_alone("register", config, pipeline.run_id)
-    assert done.result.summary["weights_sha256"] == (whole.record.model or {})["weights_sha256"]
-    with pytest.raises(TidegateError, match="must share `root`"):
-        run_stage_alone("gate", config, "scripted-000000000000")
-
-
-def test_runs_are_found_by_the_start_of_their_id(scripted) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigurationError, match="no runs under"):
-        find_run(scripted.root, "latest")
-    first, second = run(scripted), run(scripted, "seed=2")
-    assert find_run(scripted.root, "latest").run_id == second.run_id
-    assert find_run(scripted.root, first.run_id[:-3]).run_id == first.run_id
-    with pytest.raises(ConfigurationError, match="could be any of"):
-        find_run(scripted.root, "scripted-")
-    with pytest.raises(ConfigurationError, match="no run 'scriptd"):
-        find_run(scripted.root, "scriptd-123")
-    (scripted.root / "runs" / first.run_id / "run.json").write_text("{")
-    with pytest.raises(ArtifactError, match="Delete it"):
-        find_run(scripted.root, first.run_id)
+    assert {line.state for line in plan_of(ChainState.begin(config_of(scripted)))} == {PlanState.CACHED}
+    changed = config_of(scripted, "evaluation.samples_per_prompt=2")
+    lines = {line.name: line for line in plan_of(ChainState.begin(changed))}
+    assert asked == [False]
+    assert [lines[name].state.value for name in NAMES] == ["cached"] * 4 + ["runs", "waits", "waits"]
+    assert "the champion, version 7 of scripted, not yet downloaded" in lines["evaluate"].why
+    found = champion(scripted.path / "champion", "downloaded before")
+    lines = {line.name: line for line in plan_of(ChainState.begin(changed))}
+    assert lines["evaluate"].why == "input champion is new; evaluation.samples_per_prompt: 1 -> 2"
+    assert first.record.champion is None

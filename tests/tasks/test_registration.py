@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +22,6 @@ from training_core.protocol.digests import path_digest, weights_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageSpec
 
-REPOSITORY = Path(__file__).parents[2]
 NAME = "tiny-policy"
 
 
@@ -52,8 +49,9 @@ def policies(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 class World:
     """A root with policies, gates and a registry."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, zygote: Any) -> None:
         self.root = root
+        self.zygote = zygote
         root.mkdir(exist_ok=True)
         tracking = SimpleNamespace(uri=None, experiment="test")
         self.config = SimpleNamespace(registry=SimpleNamespace(model_name=NAME), tracking=tracking)
@@ -85,15 +83,10 @@ class World:
         directory.prepare(spec)
         return directory
 
-    def start(self, directory: StageDirectory) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tasks", str(directory.spec_path)]
-        environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-        return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True)
-
-    def run(self, directory: StageDirectory) -> tuple[int, str]:
-        process = self.start(directory)
-        _, errors = process.communicate(timeout=240)
-        return process.returncode, errors
+    def run(self, directory: StageDirectory, mark: str = "") -> tuple[int, str]:
+        """Run the stage as a process; return its code and what it wrote to standard error."""
+        code, errors = self.zygote.start_stage(directory.spec_path, mark).wait()
+        return code, errors
 
     @property
     def client(self) -> Any:
@@ -106,17 +99,9 @@ class World:
         return {key: str(value) for key, value in self.client.get_registered_model(NAME).aliases.items()}
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite store with its tables: making them takes seconds."""
-    root = tmp_path_factory.mktemp("store")
-    connect(locate_store(None, root))
-    return root / "mlflow.db"
-
-
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "root")
+def world(tmp_path: Path, zygote: Any) -> World:
+    return World(tmp_path / "root", zygote)
 
 
 @pytest.fixture
@@ -167,10 +152,15 @@ def test_two_generations_of_champions(world: World, policies: dict[str, Path], t
     assert info.saved_input_example_info is not None
 
     downloads = tmp_path / "champions"
+    looked_at = current_champion(world.config, world.root, downloads, download=False)
+    assert looked_at is not None
+    assert (looked_at["version"], looked_at["path"]) == ("1", None)
+    assert not downloads.exists()
     champion = current_champion(world.config, world.root, downloads)
     assert champion is not None
     assert (champion["version"], champion["weights_sha256"]) == ("1", weights_digest(first))
     assert weights_digest(Path(champion["path"])) == weights_digest(first)
+    assert current_champion(world.config, world.root, downloads, download=False) == champion
     before = Path(champion["path"]).stat().st_mtime_ns
     assert current_champion(world.config, world.root, downloads)["path"] == champion["path"]  # type: ignore[index]
     assert Path(champion["path"]).stat().st_mtime_ns == before
@@ -209,6 +199,8 @@ def test_two_generations_of_champions(world: World, policies: dict[str, Path], t
     assert not verify_registration(world.config, world.root, registration_of(next_one) | {"weights_sha256": "00"})
     world.client.delete_model_version(NAME, "1")
     assert not verify_registration(world.config, world.root, registration)
+    # The one that the champion was judged against is gone: nobody to beat, instead of an error for ever.
+    assert current_champion(world.config, world.root, downloads, candidate_sha256=weights_digest(second)) is None
 
 
 @pytest.mark.slow
@@ -228,14 +220,10 @@ def test_killed_anywhere_it_finishes_with_one_version(prepared: World, policies:
         "import tasks.registration as r\nr.write_json = lambda *a: os.kill(os.getpid(), 9)",
     )
     for mark in marks:
-        code = f"import os, sys\n{mark}\nfrom tasks import STAGES\nfrom training_core.protocol.child import main\n"
-        code += "sys.exit(main(sys.argv[1:], STAGES))"
-        process = subprocess.run(
-            [sys.executable, "-c", code, str(directory.spec_path)], cwd=REPOSITORY, capture_output=True, text=True
-        )
-        assert process.returncode == -9, (mark, process.stderr)
-    code_number, errors = prepared.run(directory)
-    assert code_number == 0, errors
+        code, errors = prepared.run(directory, f"import os\n{mark}")
+        assert code == -9, (mark, errors)
+    code, errors = prepared.run(directory)
+    assert code == 0, errors
     assert [str(v.version) for v in prepared.versions()] == ["1"]
     assert prepared.aliases() == {"challenger": "1", "champion": "1"}
     location = locate_store(prepared.config.tracking, prepared.root)
@@ -247,8 +235,8 @@ def test_killed_anywhere_it_finishes_with_one_version(prepared: World, policies:
     directory.result_path.unlink()
     (stored,) = (prepared.root / "mlflow-artifacts").rglob("model/model.safetensors")
     stored.write_bytes(stored.read_bytes()[:-1] + b"\x01")
-    code_number, errors = prepared.run(directory)
-    assert code_number == 4
+    code, errors = prepared.run(directory)
+    assert code == 4
     assert "damaged or was replaced" in errors
     with pytest.raises(NotPromotableError, match="hands out"):
         current_champion(prepared.config, prepared.root, prepared.root / "champions")
@@ -258,9 +246,8 @@ def test_killed_anywhere_it_finishes_with_one_version(prepared: World, policies:
 def test_two_registers_at_once(prepared: World, policies: dict[str, Path]) -> None:
     """Two candidates, both judged against no champion: one becomes champion, the other is told to be judged again."""
     candidates = [prepared.spec(policies[name], prepared.gate(policies[name])) for name in ("first", "second")]
-    processes = [prepared.start(directory) for directory in candidates]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    codes = [process.returncode for process in processes]
+    processes = [prepared.zygote.start_stage(directory.spec_path) for directory in candidates]
+    codes, errors = zip(*(process.wait() for process in processes), strict=True)
     assert sorted(codes) == [0, 4], errors
     winner = candidates[codes.index(0)]
     assert prepared.aliases()[CHAMPION] == registration_of(winner)["version"]
@@ -299,7 +286,10 @@ def test_an_unreachable_registry_is_temporary(world: World, policies: dict[str, 
     assert time.monotonic() - started < 60
 
 
-def test_no_registry_means_no_champion(prepared: World) -> None:
+def test_no_registry_means_no_champion(prepared: World, tmp_path: Path) -> None:
+    untouched = tmp_path / "untouched"
+    assert current_champion(prepared.config, untouched, untouched / "champions", download=False) is None
+    assert not untouched.exists()
     assert current_champion(prepared.config, prepared.root, prepared.root / "champions") is None
     assert find_alias(prepared.client, NAME, CHAMPION) is None
 
@@ -310,15 +300,13 @@ def test_first_use_of_a_store_by_many_at_once(world: World) -> None:
     code = (
         "import sys; from pathlib import Path; from types import SimpleNamespace as N\n"
         "from tasks.mlflow_store import *\n"
-        "l = locate_store(N(uri=None), Path(sys.argv[1])); c = connect(l); print(experiment_id(c, l, 'test'))"
+        "l = locate_store(N(uri=None), Path(sys.argv[1])); c = connect(l)\n"
+        "Path(sys.argv[2]).write_text(experiment_id(c, l, 'test'))"
     )
-    command = [sys.executable, "-c", code, str(world.root)]
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    processes = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    ids = {process.communicate(timeout=240)[0].strip() for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
+    files = [world.root / f"id-{number}" for number in range(2)]
+    processes = [world.zygote.start(code, world.root, file) for file in files]
+    assert [process.wait()[0] for process in processes] == [0, 0]
+    ids = {file.read_text() for file in files}
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(experiment_id(connect(location), location, "test")))

@@ -174,12 +174,13 @@ def run(tmp_path: Path) -> dict:
     ]
     checks = [{"name": "not_empty", "passed": True}]
     data = {"rows": 120, "kept": 109, "quarantined": {"empty_chosen": 11}, "fingerprint": "aa" * 32, "checks": checks}
+    once = [{"length/mean_tokens": 41.5}]
     return {
         "run_id": "demo-1",
         "name": "demo <run>",
         "state": "Completed",
         "stages": [
-            stage(tmp_path, "check_data", data, {"quarantine.parquet": make_quarantine}),
+            stage(tmp_path, "check_data", data, {"quarantine.parquet": make_quarantine}, once),
             stage(tmp_path, "reward_model", {}, {}, [{"train/loss": 0.7, "train/accuracy": 0.5}] * 3),
             stage(tmp_path, "grpo", {}, {}, grpo),
             stage(tmp_path, "evaluate", {}, {"evaluation": make_evaluation}),
@@ -201,7 +202,12 @@ def test_a_complete_run_shows_every_section(run, tmp_path):
         "abababababababab", "torch", "190 groups", "12" * 32,
     ):  # fmt: skip
         assert text in page.text, text
+    # Two rules, five charts, one more metric; what check_data wrote once is a number, not a curve with one dot.
     assert len([tag for tag, _ in page.tags if tag == "svg"]) == 2 + 5 + 1
+    assert "Answer length" not in page.text
+    assert "1 number written once" in page.text
+    assert "length/mean_tokens" in page.text
+    assert "41.5" in page.text
     assert page.text.count("no text") == 6
 
 
@@ -262,15 +268,8 @@ def test_the_same_run_gives_the_same_bytes(run, tmp_path):
 
 
 def test_each_metric_is_drawn_once():
-    metrics = [
-        {
-            "step": 1,
-            "reward/mean": 1.0,
-            "reward/sentiment_mean": 0.5,
-            "policy/loss": 0.1,
-            "rollout/sampler_trainer_kl_nats": 0.0,
-        }
-    ]
+    row = {"reward/mean": 1.0, "reward/sentiment_mean": 0.5, "policy/loss": 0.1, "rollout/sampler_trainer_kl_nats": 0.0}
+    metrics = [{"step": 1, "kl/once": 1.0, **row}, {"step": 2, **row}]
     charts = stage_charts("grpo", metrics)
     names = [name for chart in charts for name in chart["names"]]
     assert sorted(names) == ["policy/loss", "reward/mean", "reward/sentiment_mean"]

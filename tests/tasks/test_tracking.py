@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -95,9 +96,18 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
-def test_a_run_and_its_stages(tmp_path: Path) -> None:
+@pytest.fixture
+def root(tmp_path: Path, empty_store: Path) -> Path:
+    """A root whose store has its tables."""
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copy(empty_store, root / "mlflow.db")
+    return root
+
+
+def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     """Runs, parent, params, tags, datasets, rows while training goes on, summary, artifacts, statuses."""
-    root, config = tmp_path / "root", make_config()
+    config = make_config()
     data = tmp_path / "rl_prompts.parquet"
     data.write_bytes(b"x")
     tracker = PipelineTracker("demo-1", config, root, poll_seconds=0.1)
@@ -165,8 +175,8 @@ def test_a_run_and_its_stages(tmp_path: Path) -> None:
     assert cached[0].data.metrics["summary/reward_mean_last"] == 0.5
 
 
-def test_what_a_killed_process_left_is_finished_by_the_next_one(tmp_path: Path) -> None:
-    root, config = tmp_path / "root", make_config()
+def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> None:
+    config = make_config()
     done, stopped = make_stage(root, "reward_model"), make_stage(root, "grpo")
     write_rows(stopped.metrics_path, range(1, 3))
     code = (
@@ -206,18 +216,15 @@ def test_what_a_killed_process_left_is_finished_by_the_next_one(tmp_path: Path) 
 
 
 def test_states_and_errors_have_their_status() -> None:
-    states = ("Completed", "Rejected", "Cached", "Failed", "Cancelled", "Pre-empted", "Interrupted")
-    assert [status_of_state(s) for s in states] == ["FINISHED"] * 3 + ["FAILED"] + ["KILLED"] * 3
+    states = ("Completed", "Rejected", "Cached", "Failed", "GateError", "Cancelled", "Pre-empted", "Interrupted")
+    assert [status_of_state(s) for s in states] == ["FINISHED"] * 3 + ["FAILED"] * 2 + ["KILLED"] * 3
     stops = (PreemptedError("x"), StageTimeoutError("x"), KeyboardInterrupt(), GeneratorExit())
     assert {status_of_error(error) for error in stops} == {"KILLED"}
     assert {status_of_error(error) for error in (TrainingDivergedError("x"), ValueError())} == {"FAILED"}
 
 
-def test_nothing_raises_and_nothing_waits_when_nothing_answers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An unreachable server: one warning, quick calls, all of it sent by a later run that reaches one."""
-    root = tmp_path / "root"
     port = free_port()
     directory = make_stage(root, "grpo")
     write_rows(directory.metrics_path, range(1, 4))
@@ -271,7 +278,6 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.folder.mkdir(exist_ok=True)
         command = [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--workers", "1"),
@@ -298,9 +304,12 @@ class Server:
             self.process = None
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "server")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
+    """A server that runs; starting one takes many seconds, so two tests share it."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    shutil.copy(empty_store, server.folder / "server.db")
+    server.start()
     yield server
     server.kill()
 
@@ -310,7 +319,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: Path, server: Server) -> None:
     root, config = tmp_path / "root", make_config(server.uri)
     directory = make_stage(root, "grpo")
-    server.start()
     tracker = PipelineTracker("r", config, root, poll_seconds=0.05)
     tracker.stage_started("grpo", directory.path)
     for step in range(1, 400):
@@ -352,7 +360,6 @@ def test_register_through_a_server(tmp_path: Path, server: Server, tiny_checkpoi
     )
     directory = StageDirectory.of_spec(root, spec)
     directory.prepare(spec)
-    server.start()
     command = [sys.executable, "-m", "tasks", str(directory.spec_path)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from training_core.checkpoint import CheckpointStore
-from training_core.errors import ConfigurationError, EvaluationError, PreemptedError
+from training_core.errors import ArtifactError, ConfigurationError, EvaluationError, PreemptedError
 from training_core.evaluation.generation import EnginePool, ModelSource
 from training_core.evaluation.samples import read_scores
 from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_texts
@@ -108,6 +108,7 @@ def test_the_table_has_a_row_an_answer_and_the_documented_columns(finished):
     assert table.column_names == [
         "prompt_id", "group_id", "prompt_text", "model", "sample_index", "answer", "num_tokens", "stop_reason",
         "sentiment", "vowel", "reward_model_score", "kl_to_reference", "length_tokens", "truncated", "repetition",
+        "same_opening",
     ]  # fmt: skip
     rows = table.to_pylist()
     assert [(r["model"], r["prompt_id"], r["sample_index"]) for r in rows] == [
@@ -197,7 +198,11 @@ def test_sigterm_in_the_middle_keeps_the_finished_units(inputs, tmp_path, monkey
     with pytest.raises(PreemptedError):
         run_evaluation(tmp_path, inputs)
     [directory] = (tmp_path / "stages/evaluate").iterdir()
-    assert [p.name for p in (directory / "checkpoints").glob("step_*")] == ["step_000001"]
+    [checkpoint] = (directory / "checkpoints").glob("step_*")
+    assert checkpoint.name == "step_000001"
+    (checkpoint / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match="none of them is whole"):
+        run_evaluation(tmp_path, inputs)
 
 
 def test_answers_do_not_depend_on_the_batch_of_prompts(finished, inputs, tmp_path):

@@ -49,8 +49,9 @@ def test_metric_names_are_the_columns_in_order():
     )
     assert config.metric_names() == [
         "sentiment", "polite", "reward_model_score", "kl_to_reference", "length_tokens", "truncated", "repetition",
+        "same_opening",
     ]  # fmt: skip
-    assert EvaluationConfig(kl=False).metric_names() == ["length_tokens", "truncated", "repetition"]
+    assert EvaluationConfig(kl=False).metric_names() == ["length_tokens", "truncated", "repetition", "same_opening"]
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,11 @@ def gradients_after(updater: GrpoUpdater, scored: ScoredBatch) -> dict[str, torc
     return caught
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda a: a["kind"])
-@pytest.mark.parametrize("kl", ["none", "k2"])
+@pytest.mark.parametrize(
+    ("aggregation", "kl"),
+    [(AGGREGATIONS[0], "none"), *((aggregation, "k2") for aggregation in AGGREGATIONS)],
+    ids=lambda value: value if isinstance(value, str) else value["kind"],
+)
 def test_gradients_do_not_depend_on_how_answers_are_batched(
     tiny_checkpoint: Path, grpo_stage: Any, aggregation: dict[str, Any], kl: str
 ) -> None:
@@ -218,6 +221,54 @@ def test_the_kl_in_the_reward_is_subtracted_from_the_score(tiny_checkpoint: Path
     torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_one_update_has_ratio_one_with_the_kl_in_the_reward(tiny_checkpoint: Path, grpo_stage: Any) -> None:
+    """Although log-probs are taken before it, by a forward pass that may round otherwise than training's."""
+    config = grpo_stage.config(kl=KLS["reward"])
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, config, ScriptedEngine(answers_of, []))
+    updater = trainer.updater
+    original = updater.forward
+
+    def rounding(model: Any, micro: Any) -> Any:
+        logprobs, entropy = original(model, micro)
+        return (logprobs if torch.is_grad_enabled() else logprobs + 1e-3), entropy
+
+    updater.forward = rounding  # type: ignore[method-assign]
+    metrics = updater.update(2, scored_batch(trainer))
+    assert metrics["policy/ratio_mean"] == 1.0
+
+
+def without_signal_first(trainer: GrpoTrainer) -> ScoredBatch:
+    """Return a batch whose first update of step 1 has equal scores only."""
+    scored = scored_batch(trainer)
+    scores = scored.scores.clone()
+    scores[trainer.updater.minibatches(1)[0]] = 0.7
+    return replace(scored, scores=scores)
+
+
+def test_the_sampler_is_checked_before_whichever_update_comes_first(tiny_checkpoint: Path, grpo_stage: Any) -> None:
+    engine = ScriptedEngine(lambda request: answers_of(request, logprob=-1.0), [])
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(num_minibatches=2), engine)
+    before = {name: p.detach().clone() for name, p in trainer.updater.policy.named_parameters()}
+    with pytest.raises(WeightVersionError, match="disagree"):
+        trainer.updater.update(1, without_signal_first(trainer))
+    for name, parameter in trainer.updater.policy.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_several_updates_compare_all_answers_with_the_sampler(tiny_checkpoint: Path, grpo_stage: Any) -> None:
+    """Those without a signal too: their log-probs are there anyway."""
+    config = grpo_stage.config(num_minibatches=2)
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, config, ScriptedEngine(answers_of, []))
+    scored = without_signal_first(trainer)
+    old, _ = trainer.updater.logprobs_before(scored.batch)
+    assert old is not None
+    mismatch = (scored.batch.sampler_logprobs - old).double()
+    expected = ((-mismatch).exp() - 1 + mismatch)[scored.batch.mask].mean()
+    metrics = trainer.updater.update(1, scored)
+    assert metrics["train/num_updates"] == 1
+    assert metrics["rollout/sampler_trainer_kl_nats"] == pytest.approx(float(expected), rel=1e-4)
+
+
 def test_prompts_and_seeds_are_functions_of_the_step(tiny_checkpoint: Path, grpo_stage: Any) -> None:
     trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(), ScriptedEngine(answers_of, []))
     forwards = [trainer.make_requests(step)[0] for step in (1, 2, 3)]
@@ -306,3 +357,24 @@ def test_a_checkpoint_of_another_training_is_refused(tiny_checkpoint: Path, grpo
     (tmp_path / "state.json").unlink()
     with pytest.raises(ArtifactError, match=r"state\.json"):
         trainer.load(tmp_path)
+
+
+def test_rewards_see_the_answer_as_it_was_generated(tiny_checkpoint: Path, grpo_stage: Any) -> None:
+    """The text with its spaces, whatever the tokenizer's config would tidy up, and the sampled ids."""
+    ids = load_tokenizer(tiny_checkpoint)(" a cat , and a dog .", add_special_tokens=False)["input_ids"]
+    engine = ScriptedEngine(lambda request: (ids, [-math.log(512)] * len(ids)), [])
+    config = grpo_stage.config(rollout={"engine": "transformers", "max_new_tokens": len(ids)})
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, config, engine)
+    trainer.tokenizer.clean_up_tokenization_spaces = True
+    trainer.tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: Any, answers: list[str], context: Any) -> list[float | None]:
+        seen.update(answers=answers, sequences=context.sequences)
+        return [1.0] * len(answers)
+
+    trainer.rewards = [RewardPart("spy", 1.0, reward)]
+    trainer.train_step(1)
+    requests, _ = trainer.make_requests(1)
+    assert seen["answers"] == [" a cat , and a dog ."] * len(requests)
+    assert seen["sequences"] == [(*request.prompt_ids, *ids) for request in requests]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,12 @@ import torch
 from pydantic import ValidationError
 
 from training_core.config.algorithms import GrpoStageConfig
-from training_core.errors import (
-    PreemptedError,
-)
+from training_core.errors import PreemptedError
 from training_core.metrics import read_metrics
 from training_core.models.loading import load_tokenizer
 from training_core.protocol.digests import weights_digest
 from training_core.records import Message, PromptRow
+from training_core.rollout.transformers import TransformersEngine
 from training_core.stages import grpo
 from training_core.stages.grpo import load_prompts, pad_token_id
 from training_core.stages.grpo_step import GrpoTrainer
@@ -30,10 +31,6 @@ KLS: dict[str, dict[str, Any]] = {
     "k3_ratio": {"placement": "loss", "coefficient": 0.1, "estimator": "k3_ratio"},
     "forward": {"placement": "loss", "coefficient": 0.1, "estimator": "k3", "objective": "forward"},
 }
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
 
 
 @pytest.mark.parametrize("kl", list(KLS))
@@ -79,82 +76,86 @@ def test_learning_rate_zero_gives_a_bfloat16_reference_back(grpo_stage: Any, tmp
     assert summary["weights_sha256"] == summary["reference_weights_sha256"]
 
 
-def run_until_killed(stage: Any, path: Path, model: Path, config: dict[str, Any], kill: Any) -> None:
+KILL_POINTS = {
+    "first step": ("score", 1),
+    "after a checkpoint": ("score", 4),
+    "while saving": ("save", 2),
+    "within an update": ("micro_loss", 9),
+}
+"""Name -> (method, number of its call) within the training of `whole_run`."""
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A training that nothing stopped."""
+
+    path: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    kills: Path
+    """Holds, for each kill point, the stage directory as it was on the disk at that moment."""
+
+
+@pytest.fixture(scope="module")
+def whole_run(tiny_checkpoint: Path, grpo_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
+    path, kills = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("kills")
+    config = grpo_stage.config(num_steps=4, num_epochs=2, kl=KLS["k2"], autocast="bfloat16")
     with pytest.MonkeyPatch.context() as patch:
-        kill(patch)
-        with pytest.raises(Killed):
-            stage.run(path, model, config)
-    assert not (path / "outputs" / "policy").exists()
+        for method in ("score", "save", "micro_loss"):
+            copy_at_kill_points(patch, method, path, kills)
+        summary = grpo_stage.run(path, tiny_checkpoint, config)
+    return WholeRun(path, config, summary, kills)
 
 
-def kill_at_step(step: int, method: str) -> Any:
-    """Return a patch under which call `step` of a trainer's method raises in place of a kill."""
+def copy_at_kill_points(patch: pytest.MonkeyPatch, method: str, path: Path, kills: Path) -> None:
+    """Copy directory `path` whenever a call of `method` is a kill point: this is what a SIGKILL there would leave."""
+    owner = GrpoTrainer if hasattr(GrpoTrainer, method) else GrpoUpdater
+    original, calls = getattr(owner, method), []
 
-    def patch_it(patch: pytest.MonkeyPatch) -> None:
-        owner = GrpoTrainer if hasattr(GrpoTrainer, method) else GrpoUpdater
-        original, calls = getattr(owner, method), []
+    def copying(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        calls.append(None)
+        result = original(self, *arguments, **keywords)
+        for name, point in KILL_POINTS.items():
+            if point == (method, len(calls)):
+                shutil.copytree(path, kills / name)
+        return result
 
-        def killing(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            calls.append(None)
-            if len(calls) == step:
-                raise Killed
-            return original(self, *arguments, **keywords)
-
-        patch.setattr(owner, method, killing)
-
-    return patch_it
+    patch.setattr(owner, method, copying)
 
 
-@pytest.mark.parametrize(
-    "kill",
-    [kill_at_step(1, "score"), kill_at_step(4, "score"), kill_at_step(3, "save"), kill_at_step(9, "micro_loss")],
-    ids=["first step", "after a checkpoint", "while saving", "within an update"],
-)
+@pytest.mark.parametrize("kill_point", list(KILL_POINTS))
 def test_killed_and_continued_equals_never_killed(
-    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, kill: Any
+    tiny_checkpoint: Path, grpo_stage: Any, whole_run: WholeRun, kill_point: str
 ) -> None:
-    config = grpo_stage.config(num_steps=5, num_epochs=2, kl=KLS["k2"], autocast="bfloat16")
-    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
-    run_until_killed(grpo_stage, tmp_path / "killed", tiny_checkpoint, config, kill)
-    continued = grpo_stage.run(tmp_path / "killed", tiny_checkpoint, config)
-    assert continued == whole
+    killed = whole_run.kills / kill_point
+    assert not (killed / "outputs" / "policy").exists()
+    assert grpo_stage.run(killed, tiny_checkpoint, whole_run.config) == whole_run.summary
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (killed / name).read_bytes() == (whole_run.path / name).read_bytes()
 
 
 @pytest.mark.parametrize("phase", ["generate", "score", "micro_loss"])
 def test_a_stop_gives_up_the_step_and_the_next_run_does_it_again(
-    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path, whole_run: WholeRun, phase: str
 ) -> None:
-    from training_core.rollout.transformers import TransformersEngine
-
-    config = grpo_stage.config(num_steps=3)
-    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
-    context = grpo_stage.context(tmp_path / "stopped", tiny_checkpoint, config)
+    context = grpo_stage.context(tmp_path, tiny_checkpoint, whole_run.config)
     owner: Any = {"generate": TransformersEngine, "score": GrpoTrainer, "micro_loss": GrpoUpdater}[phase]
-    original, calls = getattr(owner, phase), []
+    original = getattr(owner, phase)
 
     def stopping(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        calls.append(None)
-        if (
-            len(
-                context.directory.metrics_path.read_text().splitlines()
-                if context.directory.metrics_path.exists()
-                else []
-            )
-            == 1
-        ):
+        if len(read_metrics(context.directory.metrics_path)) == 1:
             context.stop.requested = True
         return original(self, *arguments, **keywords)
 
-    monkeypatch.setattr(owner, phase, stopping)
-    with pytest.raises(PreemptedError, match="after step 1"):
-        grpo.run(context)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, phase, stopping)
+        with pytest.raises(PreemptedError, match="after step 1"):
+            grpo.run(context)
     latest = context.checkpoints().latest()
     assert latest is not None
     assert latest.step == 1
-    assert grpo_stage.run(tmp_path / "stopped", tiny_checkpoint, config) == whole
+    assert grpo_stage.run(tmp_path, tiny_checkpoint, whole_run.config) == whole_run.summary
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (whole_run.path / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,25 @@ def test_a_row_without_tokens_is_refused(model: RewardModel) -> None:
         model(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool))
 
 
+def test_equal_sequences_are_scored_once_and_get_equal_scores(
+    model: RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows: list[int] = []
+    forward = RewardModel.forward
+
+    def counted(self: RewardModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        num_rows.append(len(ids))
+        return forward(self, ids, mask)
+
+    monkeypatch.setattr(RewardModel, "forward", counted)
+    # Batches of two: without care the copies of a sequence fall into batches of other widths.
+    scores = score_token_ids(model, [SEQUENCES[0], *SEQUENCES, *SEQUENCES], 3, max_tokens_per_batch=20)
+    assert sum(num_rows) == len(SEQUENCES)
+    assert scores[0] == scores[1]
+    assert scores[1:5] == scores[5:]
+    assert len(set(scores)) == len(SEQUENCES)
+
+
 def test_scores_come_in_the_order_of_the_input(model: RewardModel) -> None:
     whole = score_token_ids(model, SEQUENCES, 3, max_tokens_per_batch=1000)
     assert score_token_ids(model, SEQUENCES, 3, max_tokens_per_batch=1) == pytest.approx(whole, abs=1e-5)

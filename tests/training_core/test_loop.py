@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from training_core.errors import ArtifactError, PreemptedError
-from training_core.loop import LoopSettings, StepAbandonedError, StepRecord, run_loop
+from training_core.loop import (
+    LoopSettings,
+    StepAbandonedError,
+    StepRecord,
+    append_samples,
+    run_loop,
+    truncate_samples,
+)
 from training_core.metrics import read_metrics
 from training_core.protocol.context import StageContext
 from training_core.protocol.directory import StageDirectory
@@ -127,3 +136,28 @@ def test_a_finished_training_does_no_step_again(tmp_path: Path) -> None:
     context = new_context(tmp_path / "done")
     run_loop(context, CountingTrainer(context), SETTINGS)
     run_loop(context, CountingTrainer(context, kill_in=1), SETTINGS)
+
+
+def test_samples_reach_the_disk_before_they_replace_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    append_samples(path, 1, [{"text": "kept"}])
+    append_samples(path, 2, [{"text": "dropped"}])
+    events: list[str] = []
+
+    def spy(name: str) -> None:
+        original = getattr(os, name)
+
+        def wrapper(*arguments: Any) -> Any:
+            events.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(os, name, wrapper)
+
+    spy("fsync")
+    spy("replace")
+    truncate_samples(path, 1)
+    assert read_metrics(path) == [{"step": 1, "text": "kept"}]
+    # The file, then its new name.
+    assert events == ["fsync", "replace", "fsync"]

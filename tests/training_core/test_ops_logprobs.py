@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import training_core.ops.logprobs as logprobs_module
 from training_core.ops.logprobs import token_logprobs
 
 NUM_POSITIONS, WIDTH, VOCABULARY = 13, 8, 37
+
+
+class LargestProduct(TorchDispatchMode):
+    """Notes the size of the largest result of a matrix product."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
 
 
 def example(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -76,3 +92,17 @@ def test_bad_arguments_are_refused() -> None:
         token_logprobs(hidden, weight, targets, temperature=0.0)
     with pytest.raises(ValueError, match="expected hidden"):
         token_logprobs(hidden, weight[:, :4], targets)
+
+
+def test_the_weight_gradient_is_the_same_in_blocks_and_needs_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets, incoming = example(torch.float64)
+    plain = torch.log_softmax(hidden @ weight.T, dim=-1).gather(1, targets[:, None])[:, 0]
+    expected = torch.autograd.grad((plain * incoming).sum(), weight)[0]
+    monkeypatch.setattr(logprobs_module, "VOCABULARY_BLOCK", 10)
+    largest = LargestProduct()
+    logprobs, _ = token_logprobs(hidden, weight, targets, chunk_size=4)
+    with largest:
+        found = torch.autograd.grad((logprobs * incoming).sum(), weight)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+    # Logits of a chunk are the largest product; the gradient of the whole weight would be larger.
+    assert largest.num_elements == 4 * VOCABULARY < WIDTH * VOCABULARY

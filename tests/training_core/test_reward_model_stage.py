@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -15,7 +16,8 @@ import torch
 from pydantic import ValidationError
 
 from training_core.config.reward_model import RewardModelConfig
-from training_core.errors import DataError, EvaluationError, PreemptedError, TrainingDivergedError
+from training_core.errors import ArtifactError, DataError, EvaluationError, PreemptedError, TrainingDivergedError
+from training_core.loop import StepRecord
 from training_core.metrics import MetricSums, read_metrics
 from training_core.models.heads import load_reward_model, new_reward_model, score_texts
 from training_core.models.loading import load_tokenizer
@@ -144,10 +146,11 @@ def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[stage.
     """Call `act(trainer)` at the end of optimizer step `step`."""
     original = stage.RewardTrainer.train_step
 
-    def train_step(self: stage.RewardTrainer, number: int) -> None:
-        original(self, number)
+    def train_step(self: stage.RewardTrainer, number: int) -> StepRecord:
+        record = original(self, number)
         if number == step:
             act(self)
+        return record
 
     monkeypatch.setattr(stage.RewardTrainer, "train_step", train_step)
 
@@ -163,6 +166,41 @@ def test_sigterm_saves_and_the_next_attempt_ends_with_the_same_bits(
     assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
 
 
+def test_sigterm_between_micro_batches_gives_the_step_up(
+    inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = stage.RewardTrainer.backward
+    calls: list[int] = []
+
+    def stop_in_step_four(self: stage.RewardTrainer, *arguments: Any) -> None:
+        backward(self, *arguments)
+        calls.append(1)
+        # Two micro-batches a step: this is the first one of step 4.
+        self.context.stop.requested = len(calls) == 7
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.RewardTrainer, "backward", stop_in_step_four)
+        with pytest.raises(PreemptedError, match="after step 3"):
+            stage.run(make_context(tmp_path, inputs))
+    assert len(calls) == 7
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        after_step(patch, 3, lambda trainer: setattr(trainer.context.stop, "requested", True))
+        with pytest.raises(PreemptedError):
+            stage.run(make_context(tmp_path, inputs))
+    for manifest in tmp_path.glob("checkpoints/step_*/manifest.json"):
+        manifest.unlink()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ArtifactError, match="none of them is whole"):
+        stage.run(make_context(tmp_path, inputs))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
 def test_killed_between_checkpoints_redoes_the_steps_to_the_same_bits(
     inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +208,7 @@ def test_killed_between_checkpoints_redoes_the_steps_to_the_same_bits(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        after_step(patch, 5, die)
+        after_step(patch, 6, die)
         with pytest.raises(KeyboardInterrupt):
             stage.run(make_context(tmp_path, inputs))
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
@@ -201,7 +239,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damage(trainer: stage.RewardTrainer) -> None:
-        newest = trainer.checkpoints.path / "step_000004" / "exp_avg.safetensors"
+        newest = trainer.context.directory.checkpoints_path / "step_000004" / "exp_avg.safetensors"
         newest.write_bytes(newest.read_bytes()[:-1] + b"\x01")
         raise KeyboardInterrupt
 

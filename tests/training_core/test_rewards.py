@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from training_core.config.rewards import RewardConfig, RewardModelReward, check_part_names
 from training_core.errors import ConfigurationError, EvaluationError
-from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_texts
+from training_core.models.heads import (
+    load_reward_model,
+    new_reward_model,
+    save_reward_model,
+    score_texts,
+    score_token_ids,
+)
 from training_core.models.loading import load_tokenizer
 from training_core.records import Message, StopReason
 from training_core.registries import REWARD_RULES
@@ -157,8 +165,29 @@ def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_p
 
     def scores(**knobs: Any) -> list[float | None]:
         config = RewardModelReward(kind="reward_model", dtype="float32", **knobs)
-        return load_reward_part(config, tmp_path / "rm", torch.device("cpu"))(PROMPTS[:2], answers, context([2, 1]))
+        part = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
+        return part(PROMPTS[:2], answers, context([2, 1]))
 
     assert scores(normalise=False) == raw
     assert scores() == pytest.approx([(value - 0.25) / 0.5 for value in raw])
     assert scores(clip=1e-3) == [pytest.approx(-1e-3)] * 2
+
+
+def test_sampled_ids_are_scored_as_they_are_up_to_the_whole_context(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """An answer cut at the end of the context has no room for an end-of-turn token, and gets none."""
+    save_reward_model(new_reward_model(tiny_checkpoint, seed=0), tiny_checkpoint, tmp_path / "rm", {})
+    model = load_reward_model(tmp_path / "rm")
+    limit = model.backbone.config.max_position_embeddings
+    sequences = [tuple(5 + i % 200 for i in range(limit)), (5, 6, 7, 8)]
+    config = RewardModelReward(kind="reward_model", dtype="float32", normalise=False)
+    about = replace(context([limit - 3, 1]), sequences=sequences)
+    part = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
+    answers = ["not looked at", "nor this"]
+    assert part(PROMPTS[:2], answers, about) == score_token_ids(model, sequences, 0)
+    # With another tokenizer the ids mean nothing to the reward model: it reads the text.
+    other = tmp_path / "other"
+    shutil.copytree(tiny_checkpoint, other)
+    (other / "chat_template.jinja").write_text("{{ messages }}")
+    part = load_reward_part(config, tmp_path / "rm", other, torch.device("cpu"))
+    conversations = [(PROMPTS[0], [Message(role="assistant", content=answer)]) for answer in answers]
+    assert part(PROMPTS[:2], answers, about) == score_texts(model, load_tokenizer(tiny_checkpoint), conversations)

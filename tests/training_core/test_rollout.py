@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training_core.config.rollout import TransformersRolloutConfig
-from training_core.errors import DataError, WeightVersionError
+from training_core.config.rollout import TransformersRolloutConfig, VllmRolloutConfig
+from training_core.errors import ConfigurationError, DataError, WeightVersionError
 from training_core.models.loading import load_causal_lm
 from training_core.records import StopReason
 from training_core.rollout.base import (
@@ -27,6 +29,7 @@ from training_core.rollout.batch import build_batch, split_micro_batches
 from training_core.rollout.build import build_engine, read_eos_token_ids
 from training_core.rollout.scripted import ScriptedEngine
 from training_core.rollout.transformers import TransformersEngine, draw_tokens, keep_top_p
+from training_core.rollout.vllm import VllmEngine
 
 PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13), (40,)]
 
@@ -238,3 +241,37 @@ def test_micro_batches_hold_each_answer_once_and_predict_its_tokens() -> None:
         inputs = micro.input_ids[micro.predict_rows, micro.predict_positions + 1]
         torch.testing.assert_close(inputs, micro.targets)
     assert sorted(seen) == list(range(len(asked)))
+
+
+def test_the_engine_samples_on_the_device_that_training_runs_on(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training_core.rollout.transformers.training_device", lambda: torch.device("meta"))
+    config = TransformersRolloutConfig(engine="transformers", max_new_tokens=6)
+    made = build_engine(config, tiny_checkpoint, max_prompt_tokens=5)
+    assert isinstance(made, TransformersEngine)
+    assert {parameter.device.type for parameter in made.model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("a fault within the engine"), RuntimeError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ConfigurationError),
+        (torch.OutOfMemoryError("out of memory"), ConfigurationError),
+        (ValueError("the cache is too small for one answer"), ConfigurationError),
+        (NotImplementedError("no such attention"), ConfigurationError),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_only_what_a_setting_can_mend_is_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def refuse(**settings: object) -> None:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=refuse))
+    config = VllmRolloutConfig(engine="vllm", max_new_tokens=4)
+    with pytest.raises(raised) as caught:
+        VllmEngine(config, tmp_path, max_prompt_tokens=4, max_new_tokens=4, eos_token_ids=[0])
+    assert type(caught.value) is raised

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +20,16 @@ from training_core.config.rollout import VllmRolloutConfig
 from training_core.models.loading import load_causal_lm, load_tokenizer
 from training_core.protocol.digests import weights_digest
 from training_core.records import StopReason
-from training_core.rollout.base import LogprobsKind, RolloutRequest, SamplingSettings, check_rollouts, hand_over_weights
+from training_core.rollout.base import (
+    LogprobsKind,
+    RolloutRequest,
+    SamplingSettings,
+    check_rollouts,
+    hand_over_weights,
+    tensor_digests,
+)
 from training_core.rollout.build import build_engine
-from training_core.rollout.vllm import VllmEngine
+from training_core.rollout.vllm import VllmEngine, receive_weights
 from training_core.stages.grpo_step import GrpoTrainer
 
 pytestmark = pytest.mark.vllm
@@ -26,10 +37,6 @@ pytestmark = pytest.mark.vllm
 MAX_NEW_TOKENS = 8
 MAX_PROMPT_TOKENS = 40
 VLLM = {"engine": "vllm", "dtype": "float32", "max_new_tokens": MAX_NEW_TOKENS, "kv_cache_gib": 0.03125}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +48,28 @@ def engine(tiny_checkpoint: Path) -> Iterator[VllmEngine]:
     yield made
     made.close()
     made.close()
+
+
+def test_a_transfer_holds_a_few_cast_tensors_and_no_second_model(tiny_checkpoint: Path) -> None:
+    """Weights reach vLLM one by one; of those that it has let go, none is kept until the digests are taken."""
+    named = list(load_causal_lm(tiny_checkpoint).named_parameters())
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def take(weights_iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        for _, value in weights_iterator:
+            given.append(weakref.ref(value))
+            del value
+            give_up_at = time.monotonic() + 10.0
+            # The last one is still the generator's.
+            while any(reference() is not None for reference in given[:-1]):
+                assert time.monotonic() < give_up_at
+                time.sleep(0.001)
+
+    runner = SimpleNamespace(get_model=lambda: torch.nn.Module())
+    worker = SimpleNamespace(reload_weights=take, model_runner=runner)
+    digests = receive_weights(worker, named, torch.bfloat16)
+    assert digests == tensor_digests(named, torch.bfloat16)
+    assert len(given) == len(named) > 10
 
 
 def requests() -> list[RolloutRequest]:
@@ -99,30 +128,30 @@ def test_greedy_and_top_p(engine: VllmEngine, tiny_checkpoint: Path) -> None:
 def test_killed_and_continued_in_another_process_equals_never_killed(
     tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path
 ) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     config = grpo_stage.config(
         rollout={**VLLM, "dtype": "bfloat16"},
-        num_steps=4,
+        num_steps=3,
         autocast="bfloat16",
         kl={"placement": "loss", "coefficient": 0.1},
     )
     with pytest.MonkeyPatch.context() as patch:
         original = GrpoTrainer.score
 
-        def killing(self: GrpoTrainer, rows: Any, rollouts: Any) -> Any:
-            if rollouts[0].weight_version == 3:
-                raise Killed
-            return original(self, rows, rollouts)
+        def copying(self: GrpoTrainer, requests: Any, rows: Any, rollouts: Any) -> Any:
+            if rollouts[0].weight_version == 2:
+                shutil.copytree(whole, killed)  # What a SIGKILL here would leave: a checkpoint of step 2.
+            return original(self, requests, rows, rollouts)
 
-        patch.setattr(GrpoTrainer, "score", killing)
-        with pytest.raises(Killed):
-            grpo_stage.run(tmp_path / "killed", tiny_checkpoint, config)
-    whole = grpo_stage.run(tmp_path / "whole", tiny_checkpoint, config)
+        patch.setattr(GrpoTrainer, "score", copying)
+        summary = grpo_stage.run(whole, tiny_checkpoint, config)
+    assert not (killed / "outputs" / "policy").exists()
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, "-m", "training_core", str(tmp_path / "killed" / "spec.json")]
+    command = [sys.executable, "-m", "training_core", str(killed / "spec.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert weights_digest(tmp_path / "killed" / "outputs" / "policy") == whole["weights_sha256"]
-    assert whole["weights_sha256"] != whole["reference_weights_sha256"]
-    assert load_tokenizer(tmp_path / "killed" / "outputs" / "policy").eos_token_id is not None
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert weights_digest(killed / "outputs" / "policy") == summary["weights_sha256"]
+    assert summary["weights_sha256"] != summary["reference_weights_sha256"]
+    assert load_tokenizer(killed / "outputs" / "policy").eos_token_id is not None

@@ -21,8 +21,8 @@ class RewardModelConfig(Config):
     batch_size: int = Field(default=16, ge=1)
     """Pairs an optimizer step. Default: a size at which a few hundred pairs still make a few dozen steps."""
     micro_batch_size: int = Field(default=4, ge=1)
-    """Pairs a forward pass; less needs less memory and changes nothing else but rounding. Default: with 135 M parameters
-    and 90 tokens an answer, 4 needs 4 GB in all, 8 a third of a GB more, and takes as long."""
+    """Pairs a forward pass; less needs less memory and changes nothing else but rounding. Default: with 135 M
+    parameters and 90 tokens an answer, 4 needs 4 GB in all, 8 a third of a GB more, and takes as long."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the training pairs. Default: one, since reward models overfit after it (Ouyang et al. 2022, arXiv
     2203.02155, appendix C.2)."""

@@ -24,7 +24,12 @@ class _Reward(Config):
 
 
 class RewardModelReward(_Reward):
-    """The score of the reward model that the pipeline trained."""
+    """The score of the reward model that the pipeline trained.
+
+    Policy and reward model share a tokenizer, so what is scored is exactly the token ids that were sampled: an answer
+    cut by the token limit is scored as it stands, without the end-of-turn token that it never wrote. (A reward model
+    with another tokenizer is given the text instead, with an end-of-turn token after every answer.)
+    """
 
     kind: Literal["reward_model"]
     normalise: bool = True

@@ -174,7 +174,8 @@ def score_token_ids(
 ) -> list[float]:
     """Return one score a sequence, in the order of the input.
 
-    Batches are made by length, so the result depends on the set of sequences only through rounding.
+    Batches are made by length, so a score depends on the other sequences through rounding. Equal sequences get the same
+    score to the last bit: each is scored once.
 
     Args:
         model: scores at the last id of each sequence.
@@ -188,18 +189,20 @@ def score_token_ids(
         DataError: a sequence is empty or longer than the model's limit.
         EvaluationError: a score is not finite.
     """
-    lengths = [len(sequence) for sequence in sequences]
-    check_lengths(lengths, model.backbone.config.max_position_embeddings)
-    scores = [math.nan] * len(sequences)
+    check_lengths([len(sequence) for sequence in sequences], model.backbone.config.max_position_embeddings)
+    distinct = list(dict.fromkeys(tuple(sequence) for sequence in sequences))
+    lengths = [len(sequence) for sequence in distinct]
+    score_of: dict[tuple[int, ...], float] = {}
     precision: Any = contextlib.nullcontext()
     if autocast == "bfloat16":
         precision = torch.autocast(model.device.type, dtype=torch.bfloat16)
     with torch.no_grad(), precision:
         for batch in batches_by_tokens(lengths, max_tokens_per_batch):
-            input_ids, mask = pad_sequences([sequences[i] for i in batch], pad_token_id, side)
+            input_ids, mask = pad_sequences([distinct[i] for i in batch], pad_token_id, side)
             values = model(input_ids.to(model.device), mask.to(model.device)).tolist()
             for index, value in zip(batch, values, strict=True):
-                scores[index] = value
+                score_of[distinct[index]] = value
+    scores = [score_of[tuple(sequence)] for sequence in sequences]
     bad = [index for index, score in enumerate(scores) if not math.isfinite(score)]
     if bad:
         raise EvaluationError(f"the reward model's score of sequence {bad[0]} is {scores[bad[0]]} ({len(bad)} in all)")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 DEFAULT_CHUNK_SIZE = 256
+VOCABULARY_BLOCK = 8192
 
 
 def token_logprobs(
@@ -80,6 +81,17 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     return wide.div_(temperature) if temperature != 1.0 else wide
 
 
+def _add_weight_gradient(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    """Add grad_logits.T @ hidden to `total` in place, a block of the vocabulary at a time.
+
+    The head is the largest weight of a small model; a product of its size, once in the format of the matrix product and
+    once in that of the sum, would come on top of all activations, which are still there when the backward pass starts.
+    """
+    for start in range(0, total.shape[0], VOCABULARY_BLOCK):
+        block = slice(start, start + VOCABULARY_BLOCK)
+        total[block] += (grad_logits[:, block].T @ hidden).to(total.dtype)
+
+
 class _ChunkedTokenLogprobs(torch.autograd.Function):
     """token_logprobs with a backward pass that holds one chunk of logits at a time."""
 
@@ -132,5 +144,5 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[rows] = (narrow_grad @ narrow_weight).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += (narrow_grad.T @ narrow_hidden[rows]).to(weight.dtype)
+                _add_weight_gradient(grad_weight, narrow_grad, narrow_hidden[rows])
         return grad_hidden, grad_weight, None, None, None, None

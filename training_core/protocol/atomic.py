@@ -20,6 +20,18 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_tree(path: Path) -> None:
+    """Flush a file, or a directory with all files and directories below it, and the entry that names it."""
+    if path.is_dir():
+        for folder, _, names in os.walk(path):
+            for name in names:
+                fsync_path(Path(folder, name))
+            fsync_path(Path(folder))
+    else:
+        fsync_path(path)
+    fsync_path(path.parent)
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it and rename it over `path`, else remove it."""

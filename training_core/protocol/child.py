@@ -24,8 +24,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from training_core.errors import EXIT_CONFIGURATION, EXIT_INTERNAL, ConfigurationError, as_tidegate_error
-from training_core.protocol.atomic import write_json
+from training_core.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_INTERNAL,
+    ConfigurationError,
+    PreemptedError,
+    StopRequestedError,
+    as_tidegate_error,
+)
+from training_core.protocol.atomic import fsync_tree, write_json
 from training_core.protocol.context import StageContext, StopSignal
 from training_core.protocol.digests import path_digest, verify_digest
 from training_core.protocol.directory import StageDirectory
@@ -72,6 +79,8 @@ def main(arguments: list[str], stages: Mapping[str, StageEntry]) -> int:
     try:
         run_stage_here(load_spec(spec_path, stages), directory, stages)
     except BaseException as error:
+        # From here on only the report is left, and a second SIGTERM must not cost the exit code.
+        signal.signal(signal.SIGTERM, lambda signum, frame: None)
         return report_failure(error, directory)
     return 0
 
@@ -97,10 +106,22 @@ def run_stage_here(spec: StageSpec, directory: StageDirectory, stages: Mapping[s
     Raises:
         TidegateError: of the type that says what went wrong.
     """
-    started = time.monotonic()
     stop = StopSignal()
     if threading.current_thread() is threading.main_thread():
         stop.install()
+    try:
+        return _run_locked(spec, directory, stages, stop)
+    except StopRequestedError as error:
+        raise PreemptedError(str(error)) from error
+    except Exception:
+        stop.raise_if_swallowed()  # Some library turned the stop into an error of its own.
+        raise
+
+
+def _run_locked(
+    spec: StageSpec, directory: StageDirectory, stages: Mapping[str, StageEntry], stop: StopSignal
+) -> StageResult:
+    started = time.monotonic()
     with directory_lock(directory.path):
         if (finished := directory.result()) is not None:
             return finished
@@ -128,6 +149,10 @@ def run_stage_here(spec: StageSpec, directory: StageDirectory, stages: Mapping[s
                 peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 attempts=attempt,
             )
+            # The result promises the outputs: after a power cut it must not be there without them.
+            for output in outputs.values():
+                fsync_tree(directory.path / output.path)
+            stop.close()
             write_json(directory.result_path, result.model_dump(mode="json"))
             # Nothing resumes a complete stage, and optimizer state is several times the size of the model.
             shutil.rmtree(directory.checkpoints_path, ignore_errors=True)

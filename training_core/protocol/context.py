@@ -12,31 +12,36 @@ from types import FrameType
 from typing import Any
 
 from training_core.checkpoint import CheckpointStore
-from training_core.errors import ArtifactError, PreemptedError
+from training_core.errors import ArtifactError, PreemptedError, StopRequestedError
 from training_core.metrics import MetricsWriter
 from training_core.protocol.atomic import write_json
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageSpec
 
+STOPPED = "stopped by SIGTERM; what had a checkpoint is saved. Run the same command again to continue"
+
 
 class StopSignal:
-    """Turns SIGTERM into `PreemptedError`: at once, or where a training loop asks for it.
+    """Turns SIGTERM into the end of the stage: at once, or where a training loop asks for it.
 
-    A stage without checkpoints is stopped at once. A training loop wraps itself in `deferred()`, looks at
-    `requested` at each step boundary, saves a checkpoint and calls `raise_preempted`.
+    Outside of loops the signal raises `StopRequestedError` wherever the code is. A training loop wraps itself in
+    `deferred()`, looks at `requested` at each step boundary, saves a checkpoint and calls `raise_preempted`.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._deferred = False
+        self._raised = False
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
-        if not self._deferred:
-            self.raise_preempted("stopped by SIGTERM before the stage had anything to save")
+        # Once is enough: a second one would interrupt the cleaning up after the first.
+        if not self._deferred and not self._raised:
+            self._raised = True
+            raise StopRequestedError(STOPPED)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -45,6 +50,24 @@ class StopSignal:
             yield
         finally:
             self._deferred = False
+
+    def raise_if_swallowed(self) -> None:
+        """Stop now if some handler caught `StopRequestedError` and went on: what it made of that is not a result.
+
+        Raises:
+            PreemptedError: it did.
+        """
+        if self._raised:
+            raise PreemptedError(STOPPED)
+
+    def close(self) -> None:
+        """Let no later SIGTERM interrupt: the stage is done but for writing its result.
+
+        Raises:
+            PreemptedError: an earlier one was swallowed.
+        """
+        self._deferred = True
+        self.raise_if_swallowed()
 
     def raise_preempted(self, message: str) -> None:
         raise PreemptedError(f"{message}. Run the same command again to continue")

@@ -23,6 +23,8 @@ from training_core.protocol.atomic import read_json, write_json
 
 HEARTBEAT_SECONDS = 5.0
 STALE_AFTER_SECONDS = 60.0
+ACQUIRE_SECONDS = 1.0
+"""How long to wait for the lock: `is_locked` of another process holds it for a moment."""
 
 
 def read_owner(directory: Path) -> dict[str, Any] | None:
@@ -58,15 +60,17 @@ def directory_lock(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(directory / "lock"))
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=ACQUIRE_SECONDS, poll_interval=0.02)
     except Timeout:
         raise _refuse(directory, read_owner(directory)) from None
     stop = threading.Event()
     beat = threading.Thread(target=_beat, args=(directory, stop), name="lock-heartbeat", daemon=True)
+    is_owner = False
     try:
         owner = read_owner(directory)
         if _alive_elsewhere(owner):
             raise _refuse(directory, owner)
+        is_owner = True
         _write_owner(directory, time.time())
         beat.start()
         yield
@@ -74,8 +78,10 @@ def directory_lock(directory: Path) -> Iterator[None]:
         stop.set()
         if beat.is_alive():
             beat.join()
-        with contextlib.suppress(OSError):
-            (directory / "lock.json").unlink(missing_ok=True)
+        # A refused process leaves the file alone: it is the live owner's heartbeat.
+        if is_owner:
+            with contextlib.suppress(OSError):
+                (directory / "lock.json").unlink(missing_ok=True)
         lock.release()
 
 

@@ -20,6 +20,9 @@ class RewardContext:
     """The prompt row's `extra`, for example a reference answer."""
     max_new_tokens: int
     """The token limit that answers were sampled with."""
+    sequences: Sequence[Sequence[int]] = ()
+    """Prompt and answer in the policy's token ids exactly as sampled, the end-of-turn token included where the answer
+    has one. Given in training, empty elsewhere."""
 
 
 RewardFunction = Callable[[Sequence[Sequence[Message]], Sequence[str], RewardContext], list[float | None]]

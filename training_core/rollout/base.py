@@ -128,15 +128,22 @@ class RolloutEngine(Protocol):
 def tensor_digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> dict[str, str]:
     """Return the SHA-256 of each tensor's name, shape and values as `dtype`."""
 
-    def digest(item: tuple[str, torch.Tensor]) -> tuple[str, str]:
-        name, tensor = item
-        values = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
-        hasher = hashlib.sha256(f"{name}\0{dtype}\0{tuple(values.shape)}\0".encode())
-        hasher.update(values.reshape(-1).view(torch.uint8).numpy().data)
-        return name, hasher.hexdigest()
+    with digest_pool() as pool:
+        pending = {name: pool.submit(tensor_digest, name, tensor, dtype) for name, tensor in tensors}
+        return {name: digest.result() for name, digest in pending.items()}
 
-    with ThreadPoolExecutor(max_workers=2) as pool:  # hashlib releases the interpreter lock for large buffers.
-        return dict(pool.map(digest, tensors))
+
+def tensor_digest(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> str:
+    """Return the SHA-256 of one tensor's name, shape and values as `dtype`."""
+    values = tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+    hasher = hashlib.sha256(f"{name}\0{dtype}\0{tuple(values.shape)}\0".encode())
+    hasher.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def digest_pool() -> ThreadPoolExecutor:
+    """Return threads to take digests in: hashlib releases the interpreter lock for large buffers."""
+    return ThreadPoolExecutor(max_workers=2)
 
 
 def combine_digests(digests: dict[str, str]) -> str:

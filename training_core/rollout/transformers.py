@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from training_core.config.rollout import TransformersRolloutConfig
-from training_core.models.loading import DTYPES, load_causal_lm
+from training_core.models.loading import DTYPES, load_causal_lm, training_device
 from training_core.protocol.digests import weights_digest
 from training_core.records import StopReason
 from training_core.rollout.base import (
@@ -41,7 +41,7 @@ class TransformersEngine:
         max_prompt_tokens: longest prompt it must take.
         max_new_tokens: longest answer it must give.
         eos_token_ids: tokens that end an answer.
-        device: where the model lives.
+        device: where the model lives; None takes the one that training runs on.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TransformersEngine:
         self._model_directory = model_directory
         self._max_num_sequences = config.max_num_sequences
         self._dtype = DTYPES[config.dtype]
-        self._device = device or torch.device("cpu")
+        self._device = device or training_device()
         self._eos = torch.tensor(sorted(set(eos_token_ids)), device=self._device)
         self._model: PreTrainedModel | None = load_causal_lm(model_directory, self._dtype).to(self._device)  # type: ignore[arg-type]
         self._digests: dict[str, str] | None = None

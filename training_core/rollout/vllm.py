@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from training_core.rollout.base import (
     WeightReport,
     build_report,
     combine_digests,
+    digest_pool,
     no_poll,
+    tensor_digest,
     tensor_digests,
 )
 
@@ -43,19 +46,22 @@ def receive_weights(worker: Any, tensors: NamedTensors, dtype: torch.dtype) -> d
     """Load `tensors` on a vLLM worker; return the digest of each tensor that vLLM took from the iterator.
 
     Runs on the engine's side. vLLM repacks linear weights after loading, so what it holds afterwards has no
-    checkpoint form; the digests are taken of the values it is given, cast to its dtype, as it asks for them.
+    checkpoint form; the digests are taken of the values it is given, cast to its dtype, as it asks for them. Only a few
+    cast tensors exist at a time, never a second model.
     """
-    received: list[tuple[str, torch.Tensor]] = []
+    digests: dict[str, Future[str]] = {}
 
-    def hand_out() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in tensors:
-            value = tensor.detach().to(dtype)
-            received.append((name, value))
-            yield name, value
+    with digest_pool() as pool:
 
-    worker.reload_weights(weights_iterator=hand_out())
-    repack_output_heads(worker.model_runner.get_model())
-    return tensor_digests(received, dtype)
+        def hand_out() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                value = tensor.detach().to(dtype)
+                digests[name] = pool.submit(tensor_digest, name, value, dtype)
+                yield name, value
+
+        worker.reload_weights(weights_iterator=hand_out())
+        repack_output_heads(worker.model_runner.get_model())
+        return {name: digest.result() for name, digest in digests.items()}
 
 
 def repack_output_heads(model: torch.nn.Module) -> None:
@@ -70,6 +76,17 @@ def repack_output_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def is_refused_setting(error: Exception) -> bool:
+    """Return whether an error of the engine's start is about the model or the settings, and not a fault of its own.
+
+    vLLM refuses a config, a model or a cache too small for one answer with ValueError or NotImplementedError; a cache
+    too large for the machine is torch's error about memory, which on the CPU has no type of its own.
+    """
+    if isinstance(error, ValueError | NotImplementedError | torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error)
 
 
 @contextlib.contextmanager
@@ -149,6 +166,8 @@ class VllmEngine:
                 trust_remote_code=False,
             )
         except (ValueError, RuntimeError) as error:
+            if not is_refused_setting(error):
+                raise
             raise ConfigurationError(
                 f"vLLM cannot run {self._model_directory} with these settings: {error}. Change rollout.kv_cache_gib, "
                 "rollout.dtype or rollout.max_new_tokens, or use `engine: transformers`"

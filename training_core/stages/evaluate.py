@@ -90,6 +90,7 @@ class Evaluation:
                 started = time.monotonic()
                 self.progress(0)
                 unit.work()
+                self.context.stop.raise_if_swallowed()
                 store.save(number, lambda directory: save_state(directory, self.tables))
                 self.context.timings.write(number, {f"time/{unit.name}_seconds": time.monotonic() - started})
         finally:

@@ -15,9 +15,16 @@ from training_core.data.prompts import read_prompts
 from training_core.engines.single import SingleProcessEngine, group_of
 from training_core.errors import DataError
 from training_core.loop import LoopSettings, run_loop
+from training_core.memory import release_free_memory
 from training_core.metrics import read_metrics
 from training_core.models.chat import encode_prompt
-from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer, save_causal_lm
+from training_core.models.loading import (
+    DTYPES,
+    load_causal_lm,
+    load_tokenizer,
+    save_causal_lm,
+    training_device,
+)
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
 from training_core.records import StageOutcome
@@ -59,7 +66,7 @@ def train(
 ) -> StageOutcome:
     """Train with a given sampler and write the output `policy`."""
     algorithm, model_directory = config.algorithm, context.input_path("model")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = training_device()
     reference_sha256 = weights_digest(model_directory)
     policy = load_causal_lm(model_directory, torch.float32).to(device)  # type: ignore[arg-type]
     updater = GrpoUpdater(
@@ -87,6 +94,7 @@ def train(
         keep_last_checkpoints=algorithm.keep_last_checkpoints,
         phase="grpo",
     )
+    release_free_memory()
     run_loop(context, trainer, settings)
     save_causal_lm(policy, model_directory, context.new_output("policy"), checkpoint_dtype(model_directory))
     return StageOutcome(outputs={"policy": "outputs/policy"}, summary=summarise(context, algorithm, reference_sha256))
@@ -120,7 +128,7 @@ def build_optimizer(algorithm: GrpoConfig, policy: PreTrainedModel) -> SinglePro
 
 def build_reward_part(config: RewardConfig, context: StageContext, device: torch.device) -> RewardPart:
     if isinstance(config, RewardModelReward):
-        function = load_reward_part(config, context.input_path("reward_model"), device)
+        function = load_reward_part(config, context.input_path("reward_model"), context.input_path("model"), device)
     else:
         function = REWARD_RULES[config.kind](config)
     return RewardPart(config.part_name, config.weight, function)

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from training_core.errors import ArtifactError
 from training_core.loop import StepRecord
+from training_core.memory import release_free_memory
+from training_core.models.chat import decode_answer
 from training_core.protocol.atomic import read_json, write_json
 from training_core.records import PromptRow, Record, StopReason
 from training_core.rewards.base import RewardContext
@@ -118,11 +120,13 @@ class GrpoTrainer:
         check_rollouts(rollouts, requests, step - 1, report.sha256)
         clock.lap("time/rollout_seconds")
         self.updater.give_up_if_stopped()
-        answers, scores = self.score(rows, rollouts)
+        answers, scores = self.score(requests, rows, rollouts)
         check_any_score(scores.num_missing, len(answers), step)
         clock.lap("time/reward_seconds")
         self.updater.give_up_if_stopped()
+        release_free_memory()
         trained = self.updater.update(step, scored_batch(requests, rollouts, scores))
+        release_free_memory()
         clock.lap("time/train_seconds")
         num_tokens = sum(len(rollout.token_ids) for rollout in rollouts)
         speed = {"rollout/tokens_per_second": num_tokens / max(clock.seconds["time/rollout_seconds"], 1e-9)}
@@ -146,15 +150,20 @@ class GrpoTrainer:
                 rows.append(row)
         return requests, rows
 
-    def score(self, rows: Sequence[PromptRow], rollouts: Sequence[Rollout]) -> tuple[list[str], CombinedScores]:
+    def score(
+        self, requests: Sequence[RolloutRequest], rows: Sequence[PromptRow], rollouts: Sequence[Rollout]
+    ) -> tuple[list[str], CombinedScores]:
         """Return the answers as text, without the end-of-turn token, and their scores."""
         tokens = [answer_tokens(rollout) for rollout in rollouts]
-        texts = [str(self.tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in tokens]
+        texts = [decode_answer(self.tokenizer, ids) for ids in tokens]
         context = RewardContext(
             num_tokens=[len(ids) for ids in tokens],
             stop_reasons=[rollout.stop_reason for rollout in rollouts],
             extras=[row.extra for row in rows],
             max_new_tokens=self.sampling.max_new_tokens,
+            sequences=[
+                request.prompt_ids + rollout.token_ids for request, rollout in zip(requests, rollouts, strict=True)
+            ],
         )
         return texts, score_answers(self.rewards, [row.prompt for row in rows], texts, context)
 

@@ -55,6 +55,9 @@ class Signal:
     """[N, T] of the policy before the first update; None when one update is made, whose ratio is 1."""
     reference_logprobs: Tensor | None
     """[N, T]; None when there is no reference, or when training's forward pass comes first."""
+    is_compared: bool
+    """Whether the policy was compared with sampler and reference before the first update, over all answers. Else the
+    update's forward passes do it, over those answers that they need."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,6 @@ class TokenValues:
 
     logprobs: Tensor
     old_logprobs: Tensor
-    reference_logprobs: Tensor | None
     entropy: Tensor
     is_clipped: Tensor
     mask: Tensor
@@ -114,11 +116,18 @@ class GrpoUpdater:
     def update(self, step: int, scored: ScoredBatch) -> dict[str, float]:
         """Update the policy from the answers of step `step` (from 1); return metrics.
 
+        `policy/*` metrics are means over the tokens that training goes through: answers without a signal (all scores of
+        their group equal, say) are skipped and not among them. `rollout/sampler_trainer_kl_nats` and `kl/*` cover every
+        answer that counts when log-probs are taken before the first update (see `logprobs_before`), else the same
+        answers as `policy/*`: two more forward passes would buy nothing but these numbers.
+
         Raises:
             StepAbandonedError: asked to stop; no weight has changed.
             TrainingDivergedError: a loss or gradient is not finite; no weight has changed in this update.
+            WeightVersionError: the engine's log-probs are not the policy's; no weight has changed.
         """
         sums = MetricSums()
+        self.check_head_once(scored.batch)
         old, reference = self.logprobs_before(scored.batch)
         group_ids = torch.arange(len(scored.batch)) // self.config.group_size
         estimate = ADVANTAGE_ESTIMATORS[self.config.advantage]
@@ -130,7 +139,12 @@ class GrpoUpdater:
             advantages = estimate(scores, group_ids, scored.present).advantages
         counted = scored.present & ~scored.is_truncated if self.config.mask_truncated else scored.present
         mask = scored.batch.mask & counted[:, None]
-        signal = Signal(scored.batch, mask, advantages.float(), old, reference)
+        if old is not None:
+            add_comparisons(sums, old, scored.batch.sampler_logprobs, reference, mask)
+            self.check_comparisons(step, sums)
+        # One update starts where the answers came from: its own forward pass is the old policy, the ratio exactly 1.
+        signal_old = None if self.updates_per_step == 1 else old
+        signal = Signal(scored.batch, mask, advantages.float(), signal_old, reference, is_compared=old is not None)
         reports = []
         for number, rows in enumerate(self.minibatches(step)):
             report = self.optimizer_update(step, number, rows, signal, sums)
@@ -190,20 +204,19 @@ class GrpoUpdater:
         weigh = AGGREGATIONS[aggregation.kind]
         weights[rows] = weigh(signal.mask[rows], **aggregation.model_dump(exclude={"kind"}))
         rows = [row for row in rows if self.has_signal(signal, row)]
-        self.check_head_once(signal.batch, rows)
         total = 0.0
         for micro in self.split(signal.batch, rows):
             if number == 0:
                 self.give_up_if_stopped()
-            loss = self.micro_loss(micro, signal, weights, sums, first_update=number == 0)
+            loss = self.micro_loss(micro, signal, weights, sums)
             total += float(loss.detach())
             check_finite_loss(total, step)
             loss.backward()  # type: ignore[no-untyped-call]
         if not rows:
             return None
         sums.add("policy/loss", total, 1)
-        if number == 0:
-            self.check_first_update(step, sums)
+        if not signal.is_compared:
+            self.check_comparisons(step, sums)
         return self.optimizer.step((step - 1) * self.updates_per_step + number + 1)
 
     def has_signal(self, signal: Signal, row: int) -> bool:
@@ -211,9 +224,7 @@ class GrpoUpdater:
         counts = bool(signal.mask[row].any())
         return counts and (float(signal.advantages[row]) != 0.0 or isinstance(self.config.kl, KlInLoss))
 
-    def micro_loss(
-        self, micro: MicroBatch, signal: Signal, weights: Tensor, sums: MetricSums, *, first_update: bool
-    ) -> Tensor:
+    def micro_loss(self, micro: MicroBatch, signal: Signal, weights: Tensor, sums: MetricSums) -> Tensor:
         """Return this micro-batch's part of the update's loss, and add to the step's metrics."""
         config = self.config
         mask = micro.select(signal.mask).to(self.device)
@@ -233,10 +244,11 @@ class GrpoUpdater:
             log_ratio = masked_fill_zero(logprobs - reference, mask)
             importance = masked_fill_zero(logprobs - old, mask)
             losses = losses + config.kl.coefficient * KL_LOSSES[config.kl.estimator](log_ratio, importance)
-        values = TokenValues(logprobs.detach(), old, reference, entropy, is_clipped, mask)
+        values = TokenValues(logprobs.detach(), old, entropy, is_clipped, mask)
         add_policy_metrics(sums, values)
-        if first_update:
-            add_first_update_metrics(sums, values, micro.select(signal.batch.sampler_logprobs).to(self.device))
+        if not signal.is_compared:
+            sampler = micro.select(signal.batch.sampler_logprobs).to(self.device)
+            add_comparisons(sums, values.logprobs, sampler, reference, mask)
         return weighted_sum(losses, micro.select(weights).to(self.device), mask)
 
     @torch.no_grad()
@@ -247,19 +259,21 @@ class GrpoUpdater:
             return micro.select(signal.reference_logprobs).to(self.device)
         return self.forward(self.reference, micro)[0]
 
-    def check_head_once(self, batch: TrajectoryBatch, rows: Sequence[int]) -> None:
-        """Check the forward pass on two answers, the first time that there is something to train on."""
-        if rows and not self._head_checked:
-            check_output_head(self.policy, self.split(batch, rows[:2])[0])
+    def check_head_once(self, batch: TrajectoryBatch) -> None:
+        """Check the forward pass on two answers, before anything is computed with it."""
+        if not self._head_checked:
+            check_output_head(self.policy, self.split(batch, range(min(2, len(batch))))[0])
             self._head_checked = True
 
-    def check_first_update(self, step: int, sums: MetricSums) -> None:
+    def check_comparisons(self, step: int, sums: MetricSums) -> None:
         """Check what must hold before the first update of a step: same weights in sampler, trainer and, at the start,
         reference."""
         means = sums.means()
-        check_sampler_agrees(means["rollout/sampler_trainer_kl_nats"], self.config.max_sampler_trainer_kl_nats, step)
-        if step == 1 and self.reference is not None:
-            check_reference_is_start(means["kl/policy_ref_nats"], step)
+        check_sampler_agrees(
+            means.get("rollout/sampler_trainer_kl_nats", 0.0), self.config.max_sampler_trainer_kl_nats, step
+        )
+        if step == 1:
+            check_reference_is_start(means.get("kl/policy_ref_nats", 0.0), step)
 
     def give_up_if_stopped(self) -> None:
         if self.should_stop():
@@ -282,13 +296,15 @@ def add_policy_metrics(sums: MetricSums, values: TokenValues) -> None:
     sums.add("policy/ratio_mean", float(masked_sum(ratio.double(), values.mask)), count)
 
 
-def add_first_update_metrics(sums: MetricSums, values: TokenValues, sampler_logprobs: Tensor) -> None:
-    """Add what compares the policy that sampled with the engine's log-probs and with the reference."""
-    mask, count = values.mask, int(values.mask.sum())
-    mismatch = masked_fill_zero(sampler_logprobs - values.logprobs, mask).double()
+def add_comparisons(
+    sums: MetricSums, logprobs: Tensor, sampler_logprobs: Tensor, reference_logprobs: Tensor | None, mask: Tensor
+) -> None:
+    """Add what compares the policy that sampled with the engine's log-probs and with the reference; all [B, t]."""
+    count = int(mask.sum())
+    mismatch = masked_fill_zero(sampler_logprobs - logprobs, mask).double()
     sums.add("rollout/sampler_trainer_kl_nats", float(masked_sum(k3(mismatch), mask)), count)
-    if values.reference_logprobs is not None:
-        log_ratio = masked_fill_zero(values.logprobs - values.reference_logprobs, mask).double()
+    if reference_logprobs is not None:
+        log_ratio = masked_fill_zero(logprobs - reference_logprobs, mask).double()
         sums.add("kl/policy_ref_nats", float(masked_sum(k3(log_ratio), mask)), count)
         sums.add("kl/policy_ref_k1_nats", float(masked_sum(k1(log_ratio), mask)), count)
         sums.add("kl/policy_ref_answer_nats", float(masked_sum(k1(log_ratio), mask)), int(mask.any(dim=1).sum()))

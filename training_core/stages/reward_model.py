@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from training_core.checkpoint import CheckpointStore
 from training_core.config.reward_model import RewardModelConfig
 from training_core.data.batching import micro_batches, pad_sequences
 from training_core.data.preferences import read_pairs
 from training_core.engines.single import ParameterGroup, SingleProcessEngine, StepReport, group_of
 from training_core.errors import DataError
+from training_core.loop import LoopSettings, StepAbandonedError, StepRecord, run_loop
 from training_core.metrics import MetricSums
 from training_core.models.chat import encode_pair
 from training_core.models.heads import RewardModel, new_reward_model, save_reward_model
@@ -139,6 +139,9 @@ def encode_pairs(pairs: list[PreferencePair], tokenizer: Any, limit: int) -> lis
 class RewardTrainer:
     """The training loop with its state; `train` may be stopped anywhere and called again in another process."""
 
+    accuracy_before: float
+    """On the validation pairs before training."""
+
     def __init__(
         self,
         context: StageContext,
@@ -165,39 +168,24 @@ class RewardTrainer:
             self.num_steps,
             config.autocast,
         )
-        self.checkpoints: CheckpointStore = context.checkpoints(config.keep_last)
 
     def train(self) -> float:
         """Train to the last step, from the newest checkpoint if there is one; return the accuracy before training."""
-        done, accuracy_before = self.resume()
-        self.context.metrics.truncate_after(done)
-        self.context.timings.truncate_after(done)
-        if accuracy_before is None:
-            accuracy_before = self.validate(0).accuracy
-        with self.context.stop.deferred():
-            for step in range(done + 1, self.num_steps + 1):
-                self.train_step(step)
-                stopping = self.context.stop.requested
-                if stopping or step % self.config.checkpoint_every_steps == 0 or step == self.num_steps:
-                    self.save(step, accuracy_before)
-                if stopping:
-                    self.context.stop.raise_preempted(f"stopped by SIGTERM after step {step}, which is saved")
-        return accuracy_before
+        if not self.context.directory.has_started():
+            self.accuracy_before = self.validate(0).accuracy
+        config = self.config
+        run_loop(
+            self.context, self, LoopSettings(self.num_steps, config.checkpoint_every_steps, config.keep_last, "train")
+        )
+        return self.accuracy_before
 
-    def resume(self) -> tuple[int, float | None]:
-        """Return the number of steps done and the accuracy before training, if a checkpoint holds them."""
-        checkpoint = self.checkpoints.latest()
-        if checkpoint is None:
-            return 0, None
-        self.engine.load(checkpoint.path)
-        return checkpoint.step, float(read_json(checkpoint.path / STATE_FILE)["accuracy_before"])
+    def load(self, directory: Path) -> int:
+        self.accuracy_before = float(read_json(directory / STATE_FILE)["accuracy_before"])
+        return self.engine.load(directory)
 
-    def save(self, step: int, accuracy_before: float) -> None:
-        def write(directory: Path) -> None:
-            self.engine.save(directory, step)
-            write_json(directory / STATE_FILE, {"accuracy_before": accuracy_before})
-
-        self.checkpoints.save(step, write)
+    def save(self, directory: Path, step: int) -> None:
+        self.engine.save(directory, step)
+        write_json(directory / STATE_FILE, {"accuracy_before": self.accuracy_before})
 
     def step_items(self, step: int) -> list[int]:
         """Return the pairs of step `step` (from 1). The last step has what is left of the last epoch."""
@@ -205,15 +193,23 @@ class RewardTrainer:
         items = batch_indices(step - 1, size, len(self.pairs), seed, "reward_pairs")
         return items[: self.num_items - (step - 1) * size]
 
-    def train_step(self, step: int) -> None:
+    def train_step(self, step: int) -> StepRecord:
+        """Do step `step` (from 1).
+
+        Raises:
+            StepAbandonedError: asked to stop; no weight has changed.
+            TrainingDivergedError: a gradient is not finite; no weight has changed.
+        """
         started = time.monotonic()
         items = self.step_items(step)
         sums = MetricSums()
         lengths = [pair.length for pair in self.pairs]
         for indices in micro_batches(items, lengths, self.config.micro_batch_size):
+            if self.context.stop.requested:
+                raise StepAbandonedError
             self.backward([self.pairs[i] for i in indices], len(items), sums)
         report = self.engine.step(step)
-        self.record(step, sums, report, time.monotonic() - started)
+        return make_record(sums, report, time.monotonic() - started)
 
     def backward(self, pairs: list[EncodedPair], num_pairs_in_step: int, sums: MetricSums) -> None:
         """Add one micro-batch's share of the step's gradient, chosen and rejected answers in one forward pass."""
@@ -226,21 +222,19 @@ class RewardTrainer:
         torch.autograd.backward([losses.sum() / num_pairs_in_step])
         add_sums(sums, losses, chosen, rejected, sum(map(len, sequences)))
 
-    def record(self, step: int, sums: MetricSums, report: StepReport, seconds: float) -> None:
-        num_tokens = int(sums.sums["train/num_tokens"].total)
-        values = {**sums.means(), "train/num_tokens": num_tokens}
-        values.update({"train/grad_norm": report.grad_norm, "train/learning_rate": report.learning_rate})
-        self.context.metrics.write(step, values)
-        clock = {"time/step_seconds": seconds, "time/tokens_per_second": num_tokens / max(seconds, 1e-9)}
-        self.context.timings.write(step, clock)
-        shown = {"loss": values["train/loss"], "accuracy": values["train/accuracy"], **clock}
-        self.context.progress(step, self.num_steps, "train", **shown)
-
     def validate(self, step: int) -> PairScores:
         """Score the validation pairs in float32, after `step` steps."""
         self.context.progress(step, self.num_steps, "validate")
         chosen, rejected = ([getattr(p, which) for p in self.validation] for which in ("chosen", "rejected"))
         return score_pairs(self.model, chosen, rejected, self.pad_token_id, self.config.max_tokens_per_batch)
+
+
+def make_record(sums: MetricSums, report: StepReport, seconds: float) -> StepRecord:
+    """Return what metrics.jsonl and timings.jsonl hold of one step."""
+    num_tokens = int(sums.sums["train/num_tokens"].total)
+    values = {**sums.means(), "train/num_tokens": num_tokens}
+    values.update({"train/grad_norm": report.grad_norm, "train/learning_rate": report.learning_rate})
+    return StepRecord(values, {"time/tokens_per_second": num_tokens / max(seconds, 1e-9)})
 
 
 def add_sums(

@@ -100,7 +100,8 @@ def outcome(context: StageContext, script: dict[str, Any], digest: str) -> Stage
     if stage == "sft_intake":
         summary["max_position_embeddings"] = 4096
     if stage == "gate":
-        summary.update({"verdict": script.get("verdict", "pass"), "reasons": [], "primary": {}, "guards": []})
+        summary.update({"verdict": script.get("verdict", "pass"), "primary": {}, "guards": []})
+        summary["reasons"] = script.get("reasons", [])
     if stage == "register":
         policy = weights_digest(context.input_path("policy"))
         summary.update({"model_name": "scripted", "version": "1", "aliases": ["champion"], "weights_sha256": policy})

@@ -79,10 +79,16 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 @pytest.fixture
 def scripted(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """The workspace, with this process's chain made of scripted stages."""
+    """The workspace, with this process's chain made of scripted stages that run in this process."""
+    from scripted_stages.here import run_stage_process
     from scripted_stages.replace import SilentTracker, replacements
+
+    import tasks.dispatch
+    from training_core.protocol import environment
 
     for owner, name, value in replacements():
         monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(tasks.dispatch, "run_stage_process", run_stage_process)
+    monkeypatch.setattr(environment, "git_commit", lambda: None)  # Asks Git, which takes longer than a stage here.
     monkeypatch.setattr(SilentTracker, "calls", [])
     return workspace
