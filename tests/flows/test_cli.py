@@ -181,21 +181,6 @@ def test_what_an_earlier_attempt_left_is_not_the_outcome_of_this_one(scripted, m
     assert (code, view["error"]["type"], view["state"]) == (75, "PreemptedError", "Pre-empted")
 
 
-def test_a_reader_who_went_away_breaks_nothing(capsys) -> None:  # type: ignore[no-untyped-def]
-    from flows.commands.live import LineObserver
-    from flows.commands.output import unbroken
-
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    with os.fdopen(write_end, "w") as stream:
-        told = LineObserver(stream)
-        told.note("to nobody")
-        told.note("to nobody again")
-        with unbroken(stream):
-            print("the summary", file=stream)
-    # Closing flushed what was left: with the pipe still behind it, that would have raised.
-
-
 @pytest.mark.parametrize(("kind", "code"), [("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)])
 def test_every_error_has_one_block_and_its_code(capsys, kind: str, code: int) -> None:  # type: ignore[no-untyped-def]
     from flows.commands.errors import report_error

@@ -166,6 +166,7 @@ def test_missing_files(scripted, setting: str, wanted: list[str]) -> None:  # ty
         ([f"checkpoint={{source: 'hub:a/b', revision: {'a' * 40!r}}}"], "launch.offline: false"),
         (["rewards=[{kind: sentiment}, {kind: sentiment}]"], "give each a `name`"),
         (["rewards=[]"], "rewards"),
+        (["registry.task=text-generation"], "registry.task"),  # Models are registered for chat; nothing to choose.
         (["name=My Run"], "name"),
     ],
 )

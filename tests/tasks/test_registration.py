@@ -117,8 +117,9 @@ def registration_of(directory: StageDirectory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_generations_of_champions(world: World, policies: dict[str, Path], tmp_path: Path) -> None:
+def test_two_generations_of_champions(prepared: World, policies: dict[str, Path], tmp_path: Path) -> None:
     """Register, load back, ask for the champion, replace it, and refuse what was judged against an old one."""
+    world = prepared
     first, second = policies["first"], policies["second"]
     directory = world.spec(first, world.gate(first))
     code, errors = world.run(directory)
