@@ -17,6 +17,7 @@ import training_core.stages
 from tasks.code_files import code_files
 from tasks.config import PipelineConfig
 from tasks.inputs import digest_external_files, external_files, without_folders
+from tasks.mlflow_store import locate_store
 from training_core.errors import ConfigurationError
 from training_core.protocol.child import StageEntry
 from training_core.protocol.digests import config_digest
@@ -67,6 +68,9 @@ class ChainState:
             ConfigurationError: one is missing.
         """
         root = Path(config.root).expanduser().absolute()
+        locate_store(
+            config.tracking, root
+        )  # Refuses an unusable store, or a password in it, before anything is written.
         return cls(config, root, digest_external_files(config))
 
     @property

@@ -307,6 +307,12 @@ def test_refusals_come_before_any_server_starts(workspace, here) -> None:  # typ
     assert "does not exist" in refused("plan", "pipeline.yaml", "--set", "checkpoint.source=nowhere")
     assert "no such command" in refused("rnu", "pipeline.yaml").lower()
     assert "no runs under" in refused("show")
+    for command in ("plan", "run"):
+        message = refused(command, "pipeline.yaml", "--set", "tracking.uri=http://user:hush-hush@127.0.0.1:9")
+        assert "MLFLOW_TRACKING_PASSWORD" in message
+        assert "hush-hush" not in message
+        assert "tracking.uri is ftp://x" in refused(command, "pipeline.yaml", "--set", "tracking.uri=ftp://x")
+        assert "pipeline.yaml is a file" in refused(command, "pipeline.yaml", "--root", "pipeline.yaml")
     assert not (workspace.root / "prefect").exists()
 
 

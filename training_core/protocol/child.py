@@ -165,6 +165,8 @@ def apply_execution(spec: StageSpec) -> None:
     # Threads that spin while they wait starve each other on shared cores: vLLM's many short parallel regions then take
     # ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # cuBLAS gives the same bits each time only with a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if num_threads := spec.execution.get("num_threads"):
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
         os.environ["MKL_NUM_THREADS"] = str(num_threads)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from training_core.config.evaluation import KL_METRIC, EvaluateStageConfig
 from training_core.config.gate import REWARD_MODEL_METRIC
 from training_core.data.prompts import read_prompts
+from training_core.determinism import make_deterministic
 from training_core.errors import ConfigurationError
 from training_core.evaluation.generation import EnginePool, ModelSource
 from training_core.evaluation.measures import measure_answers
@@ -146,6 +147,7 @@ def run(context: StageContext) -> StageOutcome:
         EvaluationError: a score is not finite; names prompt and metric.
         WeightVersionError: the engine does not hold the weights it was given.
     """
+    make_deterministic()
     config = EvaluateStageConfig.model_validate(context.spec.config)
     if config.evaluation.reward_model and not context.has_input(REWARD_MODEL_INPUT):
         raise ConfigurationError(

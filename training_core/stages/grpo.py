@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from training_core.config.algorithms import GrpoConfig, GrpoStageConfig, NoKl
 from training_core.config.rewards import RewardConfig, RewardModelReward
 from training_core.data.prompts import read_prompts
+from training_core.determinism import make_deterministic
 from training_core.engines.single import SingleProcessEngine, group_of
 from training_core.errors import DataError
 from training_core.loop import LoopSettings, run_loop
@@ -46,6 +47,7 @@ def run(context: StageContext) -> StageOutcome:
     Raises:
         TidegateError: of the type that says what went wrong; see training_core/errors.py.
     """
+    make_deterministic()
     config = GrpoStageConfig.model_validate(context.spec.config)
     model_directory = context.input_path("model")
     tokenizer = load_tokenizer(model_directory)

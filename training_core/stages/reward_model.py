@@ -18,6 +18,7 @@ from torch.nn.functional import logsigmoid
 from training_core.config.reward_model import RewardModelConfig
 from training_core.data.batching import micro_batches, pad_sequences
 from training_core.data.preferences import read_pairs
+from training_core.determinism import make_deterministic
 from training_core.engines.single import ParameterGroup, SingleProcessEngine, StepReport, group_of
 from training_core.errors import DataError
 from training_core.loop import LoopSettings, StepAbandonedError, StepRecord, run_loop
@@ -56,6 +57,7 @@ def run(context: StageContext) -> StageOutcome:
         EvaluationError: a validation score is not finite, all are equal, or scores depend on the batch.
         PreemptedError: SIGTERM; state is saved.
     """
+    make_deterministic()
     config = RewardModelConfig.model_validate(context.spec.config)
     model_directory = context.input_path("model")
     tokenizer = load_tokenizer(model_directory)
