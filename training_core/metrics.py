@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training_core.errors import ArtifactError
 from training_core.protocol.atomic import write_text
 
 
@@ -81,8 +82,18 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a metrics file; a last line cut short by a crash is left out."""
+    """Return the whole lines of a metrics file; a last line cut short by a crash is left out.
+
+    Raises:
+        ArtifactError: a whole line is no JSON: someone else wrote to the file.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        return [json.loads(line) for line in lines[:-1]]
+    except ValueError as error:
+        raise ArtifactError(
+            f"{path} is damaged: {error}. Delete the directory {path.parent} and run the same command again to compute "
+            "the stage anew"
+        ) from None

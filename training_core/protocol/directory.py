@@ -38,10 +38,20 @@ class StageDirectory:
             spec.save(self.spec_path)
 
     def result(self) -> StageResult | None:
-        """Return the result of a complete stage, or None. Outputs are not verified here."""
+        """Return the result of a complete stage, or None. Outputs are not verified here.
+
+        Raises:
+            ArtifactError: result.json is no result.
+        """
         if not self.result_path.exists():
             return None
-        return StageResult.model_validate(read_json(self.result_path))
+        try:
+            return StageResult.model_validate(read_json(self.result_path))
+        except ValueError as error:
+            raise ArtifactError(
+                f"{self.result_path} is damaged ({type(error).__name__}). Delete the directory {self.path} and run the "
+                "same command again to compute the stage anew"
+            ) from None
 
     def has_started(self) -> bool:
         return self.checkpoints_path.exists() and any(self.checkpoints_path.glob("step_*"))
