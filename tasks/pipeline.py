@@ -115,7 +115,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         except BaseException as error:
             self.errors[name] = error
             self._retry[name] = should_retry(error, self._attempts[name], self.config.launch.retries)
-            entry.state, entry.error = _stage_state_after(error), f"{type(error).__name__}: {error}"
+            entry.state, entry.error = _stage_state_after(error), describe_error(error)
             self.record.save(self.root)
             raise
         self._note_outcome(name)
@@ -269,6 +269,15 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         model = self.record.model
         registered = f", registered as {model['model_name']} version {model['version']}" if model else ""
         return f"{self.run_id}: gate {verdict}{registered}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return how an attempt at a stage ended, in words for a person."""
+    if is_sigterm(error):
+        return "stopped by SIGTERM; what has a checkpoint is saved. Run the same command again to continue"
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C; what has a checkpoint is saved. Run the same command again to continue"
+    return f"{type(error).__name__}: {error}"
 
 
 def _stage_state_after(error: BaseException) -> StageState:

@@ -243,6 +243,7 @@ def test_two_commands_at_once_then_ctrl_c_saves_and_leaves_no_process(workspace,
     view = json.loads(stdout)
     assert view["state"] == "Interrupted"
     assert view["stages"][3]["state"] == "Interrupted"
+    assert "stopped by Ctrl-C" in view["stages"][3]["error"]
     assert flow_states(workspace.root) == ["Interrupted"]
 
 
@@ -266,6 +267,8 @@ def test_killed_then_stopped_by_sigterm_it_continues_to_the_same_bits(workspace,
     assert command.returncode == 75, stderr
     wait_for(lambda: not processes_of(workspace.root), 5)
     assert json.loads(stdout)["state"] == "Pre-empted"
+    assert "Run the same command again" in json.loads(stdout)["error"]["message"]
+    assert "stopped by SIGTERM" in stderr
     assert flow_states(workspace.root)[-1] == "Pre-empted"
     assert "stopped after step" in json.loads((stage / "error.json").read_text())["message"]
 
