@@ -18,7 +18,8 @@ from typing import Any
 from tasks.artifacts import flow_run_id
 from tasks.mlflow_store import DEFAULT_EXPERIMENT, connect, locate_store, redact
 from tasks.tracking_journal import FAILED, FINISHED, KILLED, Journal, JournalFile, StageNote, unsettled
-from tasks.tracking_sync import RunSync, close_abandoned
+from tasks.tracking_rows import flatten
+from tasks.tracking_sync import RunSync, close_abandoned, param_text
 from training_core.errors import PreemptedError, StageTimeoutError
 from training_core.protocol.digests import config_digest
 from training_core.protocol.environment import git_commit
@@ -53,7 +54,7 @@ class PipelineTracker:
 
     Args:
         run_id: the pipeline run, `<root>/runs/<run id>`.
-        config: a pipeline config; `tracking` is read, and a few fields become params.
+        config: a pipeline config; `tracking` is read, and what says what to compute becomes params.
         root: the pipeline's root.
         poll_seconds: how often new rows are sent.
         close_seconds: the longest time that `close` waits.
@@ -250,16 +251,9 @@ class PipelineTracker:
 
 
 def run_params(config: Any) -> dict[str, str]:
-    """Return the few choices by which people compare runs."""
-    paths = ("name", "seed", "algorithm.name", "rollout.engine", "gate.primary.metric", "registry.model_name")
-    params = {}
-    for path in paths:
-        value = config
-        for part in path.split("."):
-            value = getattr(value, part, None)
-        if value is not None:
-            params[path] = str(value)
-    return params
+    """Return what a run computes, field by field: the columns by which people compare runs."""
+    fields = flatten(config.identity()) if hasattr(config, "identity") else {}
+    return {name: param_text(value) for name, value in fields.items() if value is not None}
 
 
 def run_tags(run_id: str, config: Any) -> dict[str, str]:

@@ -157,3 +157,9 @@ def summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a result's summary by their path."""
     flat = flatten(summary)
     return {name.replace(".", "/"): float(value) for name, value in flat.items() if is_finite_number(value)}
+
+
+def rule_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return what each guard of a gate's summary measured, by the guard's name; nothing for another stage's summary."""
+    guards = {str(guard["name"]): guard.get("value") for guard in summary.get("guards") or []}
+    return {f"guards/{name}": float(value) for name, value in guards.items() if is_finite_number(value)}

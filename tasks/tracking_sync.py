@@ -6,6 +6,7 @@ Every step looks at what MLflow has first, so that any call may follow any crash
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tasks.mlflow_runs import SPEC_TAG, STAGE_TAG, UID_TAG, close_run, find_or_create_run, find_run, pipeline_run
 from tasks.mlflow_store import StoreLocation, experiment_id, redact
 from tasks.tracking_journal import FINISHED, KILLED, Journal, StageNote
-from tasks.tracking_rows import MetricLog, flatten, mlflow_key, summary_numbers
+from tasks.tracking_rows import (
+    METRICS_PER_BATCH,
+    MetricLog,
+    flatten,
+    mlflow_key,
+    rule_numbers,
+    summary_numbers,
+)
 from training_core.protocol.atomic import read_json
 from training_core.protocol.digests import file_digest
 from training_core.protocol.directory import StageDirectory
@@ -81,7 +89,8 @@ class RunSync:
         if note.cached:
             first = find_run(self.client, self._experiment, {STAGE_TAG: name, SPEC_TAG: spec_hash})
             cached_from = first if first != run_id else None
-        return StageSync(self.client, run_id, Path(note.directory), cached_from)
+        assert self.pipeline_id is not None
+        return StageSync(self.client, run_id, Path(note.directory), cached_from, name, self.pipeline_id)
 
     def _describe(self, journal: Journal) -> None:
         """Tags, artifacts and status of the pipeline's own run."""
@@ -103,9 +112,19 @@ class RunSync:
 class StageSync:
     """One stage's MLflow run."""
 
-    def __init__(self, client: MlflowClient, run_id: str, directory: Path, cached_from: str | None) -> None:
+    def __init__(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        directory: Path,
+        cached_from: str | None,
+        name: str,
+        pipeline_id: str,
+    ) -> None:
         self.client = client
         self.run_id = run_id
+        self.name = name
+        self.pipeline_id = pipeline_id
         self.directory = StageDirectory(directory)
         self.cached_from = cached_from
         self.log = MetricLog(client, run_id, directory)
@@ -158,6 +177,8 @@ class StageSync:
             "attempts": float(result.attempts),
         }
         self.log.send_summary(numbers)
+        outcome = summary_numbers(result.summary) | rule_numbers(result.summary)
+        set_metrics(self.client, self.pipeline_id, {f"{self.name}/{key}": value for key, value in outcome.items()})
         for path in result_files(self.directory, result):
             self.client.log_artifact(self.run_id, str(path))
         tags = {f"tidegate.output.{name}": artifact.sha256 for name, artifact in result.outputs.items()}
@@ -205,6 +226,20 @@ def set_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
     entries = [RunTag(mlflow_key(key), redact(value)[:MAX_TAG_CHARACTERS]) for key, value in tags.items()]
     for start in range(0, len(entries), MAX_PARAMS):
         client.log_batch(run_id, tags=entries[start : start + MAX_PARAMS])
+
+
+def set_metrics(client: MlflowClient, run_id: str, values: dict[str, float]) -> None:
+    """Give a run these metrics, each a single value: one that it has already is not sent again.
+
+    MLflow shows the value with the latest time, so one that changed (another champion) replaces the old.
+    """
+    from mlflow.entities import Metric
+
+    known, now = client.get_run(run_id).data.metrics, int(time.time() * 1000)
+    named = {mlflow_key(name): value for name, value in values.items()}
+    new = [Metric(name, value, now, 0) for name, value in named.items() if known.get(name) != value]
+    for start in range(0, len(new), METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=new[start : start + METRICS_PER_BATCH])
 
 
 def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:

@@ -40,7 +40,12 @@ def make_config(uri: str | None = None) -> Any:
     return SimpleNamespace(
         name="demo",
         seed=3,
-        algorithm=SimpleNamespace(name="grpo"),
+        identity=lambda: {
+            "name": "demo",
+            "seed": 3,
+            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.5}, "unset": None},
+            "rewards": [{"kind": "truncation"}],
+        },
         tracking=SimpleNamespace(uri=uri, experiment="test"),
     )
 
@@ -128,7 +133,8 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     tracker.stage_finished("grpo", finish(directory, reward_mean_last=0.5, policy={"kl": 0.1}, text="yes"))
     gate = make_stage(root, "gate")
     tracker.stage_started("gate", gate.path)
-    tracker.stage_finished("gate", finish(gate, verdict="pass"))
+    guards = [{"name": "length.ratio_range", "value": 1.1}, {"name": "unmeasured", "value": None}]
+    tracker.stage_finished("gate", finish(gate, verdict="pass", primary={"value": 0.2}, guards=guards))
     failing = make_stage(root, "register")
     tracker.stage_started("register", failing.path)
     tracker.stage_finished("register", ConfigurationError("bad http://user:secret@host/"))
@@ -140,7 +146,19 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     (pipeline,), (stage,), (register,) = store.runs("pipeline"), store.runs("grpo"), store.runs("register")
     assert stage.data.tags["mlflow.parentRunId"] == pipeline.info.run_id
     assert (pipeline.info.status, stage.info.status, register.info.status) == ("FAILED", "FINISHED", "FAILED")
-    assert pipeline.data.params == {"name": "demo", "seed": "3", "algorithm.name": "grpo"}
+    assert pipeline.data.params == {
+        "name": "demo",
+        "seed": "3",
+        "algorithm.name": "grpo",
+        "algorithm.kl.coefficient": "0.5",
+        "rewards": '[{"kind": "truncation"}]',
+    }
+    assert pipeline.data.metrics == {
+        "grpo/reward_mean_last": 0.5,
+        "grpo/policy/kl": 0.1,
+        "gate/primary/value": 0.2,
+        "gate/guards/length.ratio_range": 1.1,
+    }
     assert pipeline.data.tags["tidegate.gate_verdict"] == "pass"
     assert pipeline.data.tags["tidegate.run_id"] == "demo-1"
     assert stage.data.params["algorithm.learning_rate"] == "1e-06"
