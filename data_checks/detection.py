@@ -17,6 +17,10 @@ CLEAR_SHARE = 0.9
 MAX_COLUMNS = 50
 """Most columns that the evidence names: the most frequent ones."""
 CHOICES = "format: pairs (prompt, chosen, rejected) or format: hh (whole Human/Assistant transcripts)"
+ONE_TEXT = (
+    "It looks like one JSON text over many lines; JSONL has one object a line. Convert it: jq -c '.[]' FILE > "
+    "FILE.jsonl for a list, jq -c . FILE > FILE.jsonl for objects one after the other"
+)
 
 
 @dataclass(frozen=True)
@@ -36,21 +40,47 @@ class FormatEvidence:
         return asdict(self)
 
 
-def identify(name: str, rows: list[RawRow], wanted: FormatName) -> FormatEvidence:
+def identify(name: str, rows: list[RawRow], wanted: FormatName, label: str | None = None) -> FormatEvidence:
     """Return the format of a file: the one asked for, or the one its columns show.
+
+    Args:
+        name: what to call it in the evidence.
+        rows: all of them.
+        wanted: what the config says.
+        label: what to call it in messages. Default: the name.
 
     Raises:
         DataError: no row is readable, no known format fits, or two do.
     """
+    refuse_unreadable(label or name, rows)
     counted = Counter(key for row in rows if row.value for key in row.value)
     columns = dict(sorted(counted.most_common(MAX_COLUMNS)))
     if wanted != "auto":
         chosen: str = wanted
         evidence = ["named in the config"]
     else:
-        chosen, evidence = detect(name, [row.value for row in rows if row.value is not None][:SAMPLE_ROWS])
+        chosen, evidence = detect(label or name, [row.value for row in rows if row.value is not None][:SAMPLE_ROWS])
     unused = [column for column in columns if column not in PAIR_COLUMNS]
     return FormatEvidence(name, chosen, "columns" if wanted == "auto" else "config", evidence, columns, unused)
+
+
+def refuse_unreadable(name: str, rows: list[RawRow]) -> None:
+    """Refuse a file of which no row could be read: it is of another kind than its name says.
+
+    Raises:
+        DataError: says what is wrong with the first row.
+    """
+    if any(row.value is not None for row in rows):
+        return
+    first = rows[0]
+    start = first.raw.strip()
+    # An opening bracket alone, or a list of rows on one line.
+    hint = ONE_TEXT if start in ("{", "[") or start.startswith("[{") else "Write one JSON object a line, as UTF-8"
+    why = first.finding.detail if first.finding else "it is empty"
+    what = "its only row" if len(rows) == 1 else f"none of its {len(rows)} rows"
+    raise DataError(
+        f"{name}: {what} could {'not ' if len(rows) == 1 else ''}be read; row {first.number}: {why}. {hint}"
+    )
 
 
 def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
@@ -60,7 +90,7 @@ def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
         DataError: see `identify`.
     """
     if not sample:
-        raise DataError(f"{name}: no row could be read, so its format is unknown. Is it JSONL with one object a line?")
+        raise DataError(f"{name}: no row could be read, so its format is unknown")
     total = len(sample)
     with_both = [value for value in sample if "chosen" in value and "rejected" in value]
     num_prompt = sum("prompt" in value for value in with_both)
@@ -76,7 +106,7 @@ def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
         found = ", ".join(sorted({key for value in sample for key in value})) or "none"
         raise DataError(
             f"{name}: {evidence[0]}; columns found: {found}. Preference rows need chosen and rejected. "
-            f"Convert the file, or, if only some rows are bad, choose {CHOICES}"
+            f"Rename the columns, or, if only some rows are bad, write {CHOICES} beside its path"
         )
     enough = CLEAR_SHARE * len(with_both)
     looks_hh, looks_pairs = num_transcripts >= enough, num_prompt >= enough or num_messages >= enough
@@ -85,10 +115,11 @@ def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
     if looks_pairs and not num_transcripts:
         return "pairs", evidence
     if num_transcripts:
-        raise DataError(f"{name}: the format is ambiguous: {'; '.join(evidence)}. Choose {CHOICES}")
+        raise DataError(f"{name}: the format is ambiguous: {'; '.join(evidence)}. Write {CHOICES} beside its path")
     raise DataError(
         f"{name}: no prompt can be told: {'; '.join(evidence)}. Texts are never cut where their characters stop being "
-        f"equal: add a prompt column, or write messages with roles. If only some rows are bad, choose {CHOICES}"
+        f"equal: add a prompt column, or write messages with roles. If only some rows are bad, write {CHOICES} "
+        "beside its path"
     )
 
 

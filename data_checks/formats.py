@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from data_checks.keys import exact_prompt_id
-from data_checks.rows import ROLES, Finding, PairRow, PromptItem, RawRow, Reason, Turn, Turns
+from data_checks.rows import ROLES, Finding, PairRow, PromptItem, RawRow, Reason, Turn, Turns, kind_of
 
 HH_MARKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 HH_ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -42,7 +42,7 @@ def parse_pair(row: RawRow, format_name: str, source: str) -> PairRow | Finding:
         numbers = {name: _number(value, columns) for name, columns in SCORE_COLUMNS.items()}
         named = value.get("source", source)
         if not isinstance(named, str):
-            raise RowError(f"source is {_kind(named)}, not text")
+            raise RowError(f"source is {kind_of(named)}, not text")
     except RowError as error:
         return error.finding
     return PairRow(row, named, *sides, numbers["margin"], numbers["chosen_score"], numbers["rejected_score"])
@@ -57,7 +57,7 @@ def parse_prompt(row: RawRow) -> PromptItem | Finding:
         prompt = _as_turns(value["prompt"], "prompt", "user")
         prompt_id = value.get("prompt_id", exact_prompt_id(prompt))
         if not isinstance(prompt_id, str) or not prompt_id.strip():
-            raise RowError(f"prompt_id is {_kind(prompt_id)}, not a text that names the prompt")
+            raise RowError(f"prompt_id is {kind_of(prompt_id)}, not a text that names the prompt")
         rest = {key: item for key, item in value.items() if key not in ("prompt", "prompt_id")}
         try:
             extra = json.dumps(rest, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str)
@@ -93,7 +93,7 @@ def _hh_sides(value: dict[str, Any]) -> tuple[Turns, Turns, Turns, Turns]:
     sides: list[Turns] = []
     for side in ("chosen", "rejected"):
         if not isinstance(value.get(side), str):
-            raise RowError(f"{side} is {_kind(value.get(side))}, not a transcript text")
+            raise RowError(f"{side} is {kind_of(value.get(side))}, not a transcript text")
         turns = split_transcript(value[side])
         sides += [turns[:-1], turns[-1:]]
     return sides[0], sides[1], sides[2], sides[3]
@@ -148,23 +148,23 @@ def _as_turns(value: Any, column: str, role: str) -> Turns:
     if isinstance(value, str):
         return (Turn(role, value),)
     if not isinstance(value, list):
-        raise RowError(f"{column} is {_kind(value)}, not text or a list of messages")
+        raise RowError(f"{column} is {kind_of(value)}, not text or a list of messages")
     return tuple(_as_turn(message, f"{column}[{index}]") for index, message in enumerate(value))
 
 
 def _as_turn(message: Any, where: str) -> Turn:
     if not isinstance(message, dict):
-        raise RowError(f"{where} is {_kind(message)}, not a message with role and content")
+        raise RowError(f"{where} is {kind_of(message)}, not a message with role and content")
     present = {key: item for key, item in message.items() if item is not None}
     unknown = sorted(set(present) - {"role", "content"})
     if unknown:
         raise RowError(f"{where} has {', '.join(unknown)[:80]}, which would be lost: only role and content are used")
     role, content = present.get("role"), present.get("content")
     if role not in ROLES:
-        what = "an unknown role" if isinstance(role, str) else f"{_kind(role)} as role"
+        what = "an unknown role" if isinstance(role, str) else f"{kind_of(role)} as role"
         raise RowError(f"{where} has {what}; allowed: {', '.join(ROLES)}")
     if not isinstance(content, str):
-        raise RowError(f"{where} has {_kind(content)} as content, not text")
+        raise RowError(f"{where} has {kind_of(content)} as content, not text")
     return Turn(role, content)
 
 
@@ -173,7 +173,7 @@ def _number(value: dict[str, Any], columns: tuple[str, ...]) -> float | None:
         if column in value:
             number = value[column]
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise RowError(f"{column} is {_kind(number)}, not a number")
+                raise RowError(f"{column} is {kind_of(number)}, not a number")
             try:
                 result = float(number)
             except OverflowError:
@@ -182,7 +182,3 @@ def _number(value: dict[str, Any], columns: tuple[str, ...]) -> float | None:
                 raise RowError(f"{column} is not finite")
             return result
     return None
-
-
-def _kind(value: Any) -> str:
-    return "missing" if value is None else type(value).__name__

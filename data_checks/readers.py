@@ -12,51 +12,43 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_checks.rows import REASON_ORDER, Finding, RawRow, Reason
+from data_checks.files import GZIP_MAGIC, check_file
+from data_checks.rows import REASON_ORDER, Finding, RawRow, Reason, kind_of
 from training_core.errors import DataError
 
-SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".parquet")
-GZIP_MAGIC = b"\x1f\x8b"
-PARQUET_MAGIC = b"PAR1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_rows(path: Path, name: str) -> list[RawRow]:
+def read_rows(path: Path, name: str, label: str | None = None) -> list[RawRow]:
     """Return every row of a JSONL(.gz) or Parquet file; blank lines are no rows.
 
     Args:
         path: the file.
-        name: what to call it in messages and in `source_file`.
+        name: what to call it in `source_file`.
+        label: what to call it in messages: the config's field and the path. Default: the name.
 
     Raises:
-        DataError: there is no such file, it is of another kind than its name says, damaged, or without any row.
+        ConfigurationError: there is no such file, or it is of a kind that is not read.
+        DataError: it is of another kind than its name says, damaged, or without any row.
     """
-    if not path.is_file():
-        raise DataError(f"{name} is no file. Name a file that ends in one of: {', '.join(SUFFIXES)}")
-    if not path.name.endswith(SUFFIXES):
-        raise DataError(
-            f"{name} is of an unknown kind. Allowed endings: {', '.join(SUFFIXES)}. Convert it to one of them"
-        )
+    label = label or name
+    check_file(path, label)
     try:
-        rows = list(_read_parquet(path, name) if path.suffix == ".parquet" else _read_lines(path, name))
+        rows = list(_read_parquet(path, name, label) if path.suffix == ".parquet" else _read_lines(path, name))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name} is a damaged gzip file ({error}). Fetch it again") from None
-    except pa.ArrowException as error:
-        raise DataError(f"{name} is a damaged Parquet file ({error}). Write it again") from None
+        raise DataError(f"{label} is a damaged gzip file ({error}). Fetch or write it again") from None
+    except (pa.ArrowException, OSError) as error:  # Arrow reports some damage as an OSError without a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(f"{label} is a damaged Parquet file ({error}). Write it again") from None
     if not rows:
-        raise DataError(f"{name} holds no rows. Check the path, or the program that wrote it")
+        raise DataError(f"{label} holds no rows. Check the path, or the program that wrote it")
     return rows
 
 
 def _read_lines(path: Path, name: str) -> Iterator[RawRow]:
     with path.open("rb") as stream:
-        magic = stream.read(4)
-    if not magic:
-        return
-    is_gzip = magic.startswith(GZIP_MAGIC)
-    if magic == PARQUET_MAGIC or is_gzip != (path.suffix == ".gz"):
-        kind = "Parquet" if magic == PARQUET_MAGIC else "gzip" if is_gzip else "plain text"
-        raise DataError(f"{name} holds {kind}, which its name does not say. Rename it: {', '.join(SUFFIXES)}")
+        is_gzip = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
     with gzip.open(path, "rb") if is_gzip else path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1:
@@ -76,12 +68,12 @@ def parse_line(line: bytes, name: str, number: int) -> RawRow:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         return _unreadable(name, number, text, Reason.MALFORMED_JSON, f"{error.msg} at character {error.pos}")
-    except (ValueError, RecursionError) as error:
-        return _unreadable(name, number, text, Reason.MALFORMED_JSON, f"{type(error).__name__}: {error}"[:200])
+    except ValueError as error:
+        return _unreadable(name, number, text, Reason.MALFORMED_JSON, str(error)[:200])
+    except RecursionError:
+        return _unreadable(name, number, text, Reason.MALFORMED_JSON, "its values are nested too deep to be read")
     if not isinstance(value, dict):
-        return _unreadable(
-            name, number, text, Reason.MALFORMED_JSON, f"the line is a JSON {type(value).__name__}, not an object"
-        )
+        return _unreadable(name, number, text, Reason.MALFORMED_JSON, f"the line is {kind_of(value)}, not an object")
     return _checked(name, number, text, value)
 
 
@@ -96,14 +88,11 @@ def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _read_parquet(path: Path, name: str) -> Iterator[RawRow]:
-    with path.open("rb") as stream:
-        if stream.read(4) != PARQUET_MAGIC:
-            raise DataError(f"{name} is no Parquet file, although its name says so. Rename or convert it")
+def _read_parquet(path: Path, name: str, label: str) -> Iterator[RawRow]:
     number = 0
     with pq.ParquetFile(path) as file:
         if len(set(file.schema_arrow.names)) != len(file.schema_arrow.names):
-            raise DataError(f"{name} has two columns of one name, so which is meant is unknown. Rename one")
+            raise DataError(f"{label} has two columns of one name, so which is meant is unknown. Rename one")
         for batch in file.iter_batches(batch_size=1024):
             for index in range(batch.num_rows):
                 number += 1

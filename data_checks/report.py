@@ -17,9 +17,12 @@ from data_checks.metrics import (
 from data_checks.rows import ADVICE, Reason
 from data_checks.runner import CheckedData, TableCounts
 from data_checks.suites import Check, load_suite, overall_verdict, run_suite
+from data_checks.wording import describe_check
 
 SUITES = ("dataset_metrics", "kept_pairs")
 WORST_REASONS = 3
+WITHOUT_PAIRS = ("num_train_pairs", "num_validation_pairs", "num_rl_prompts")
+"""Numbers that are 0 because no pair is left: what to do about that is said once."""
 
 
 def run_checks(data: CheckedData, config: CheckDataConfig) -> tuple[list[Check], dict[str, Any]]:
@@ -90,25 +93,38 @@ def refusal(data: CheckedData, checks: list[Check], where: str) -> str | None:
         return None
     lines = ["the data is not fit for training:"]
     lines += [f"- {check.name} could not be evaluated: {check.error}" for check in errors]
-    lines += [f"- {check.name} is {_number(check)}: {check.advice}" for check in failures]
-    for name, counts in data.counts.items():
-        lines += worst_reasons(name, counts)
-    lines.append(f"Every such row is in {where}/quarantine.parquet, all numbers are in {where}/report/report.json")
+    # Two suites may look at one number: it is said once.
+    shown = [check for check in failures if data.pairs or check.name not in WITHOUT_PAIRS]
+    lines += [f"- {describe_check(check, data)}: {check.advice}" for check in _distinct(shown)]
+    for name in data.counts:
+        lines += worst_reasons(name, data)
+    rows = f"Every such row is in {where}/quarantine.parquet, all" if data.quarantined else "All"
+    lines.append(f"{rows} numbers are in {where}/report/report.json")
     return "\n".join(lines)
 
 
-def worst_reasons(name: str, counts: TableCounts) -> list[str]:
-    """Return a line for each of the three most frequent reasons, with example rows."""
+def worst_reasons(name: str, data: CheckedData) -> list[str]:
+    """Return a line for each of the three most frequent reasons, with example rows and what is wrong with the first."""
+    counts = data.counts[name]
     worst = sorted(counts.quarantined.items(), key=lambda item: -item[1])[:WORST_REASONS]
     lines = []
     for reason, number in worst:
-        examples = ", ".join(counts.defects[reason].examples)
-        share = f"{number / counts.rows:.1%}"
-        head = f"- {name}: {number} of {counts.rows} rows ({share}) {reason}, for example {examples}"
+        examples = counts.defects[reason].examples
+        detail = _detail(reason, examples[0], data)
+        where = ", ".join([f"{examples[0]} ({detail})" if detail else examples[0], *examples[1:]])
+        head = f"- {name}: {number} of {counts.rows} rows ({number / counts.rows:.1%}) {reason}, for example {where}"
         lines.append(f"{head}: {ADVICE[Reason(reason)]}")
     return lines
 
 
-def _number(check: Check) -> str:
-    value = f"{check.value:.4g}" if isinstance(check.value, float) else str(check.value)
-    return f"{value} {check.unit} (allowed: {check.threshold})"
+def _detail(reason: str, place: str, data: CheckedData) -> str:
+    found = (row for row in data.quarantined if row.reason == reason and f"{row.file}:{row.number}" == place)
+    return next((row.detail for row in found), "")
+
+
+def _distinct(checks: list[Check]) -> list[Check]:
+    """Return checks without those that say what an earlier one said: same value, same limits, same advice."""
+    seen: dict[tuple[object, ...], Check] = {}
+    for check in checks:
+        seen.setdefault((check.value, check.limits, check.unit, check.advice), check)
+    return list(seen.values())

@@ -47,10 +47,11 @@ class Reason(StrEnum):
 REASON_ORDER = {reason: position for position, reason in enumerate(Reason)}
 
 ADVICE: dict[Reason, str] = {
-    Reason.MALFORMED_JSON: "the line is no JSON object: repair or remove it",
+    Reason.MALFORMED_JSON: "the line is no JSON object (JSONL has one object a line): repair or remove it",
     Reason.INVALID_UNICODE: "write the file as UTF-8, without lone surrogates",
     Reason.NUL_CHARACTER: "remove NUL characters: they end strings in other programs",
-    Reason.WRONG_TYPE: "a column is missing or has another type than the format says",
+    Reason.WRONG_TYPE: "a column is missing or of another type: prompt, chosen and rejected are text or lists of "
+    "{role, content}; in format hh, chosen and rejected are whole transcripts",
     Reason.LAST_TURN_NOT_ASSISTANT: "end both sides with the assistant's answer that is compared",
     Reason.LAST_TURN_NOT_USER: "end a prompt with the user's (or a tool's) turn",
     Reason.PROMPT_MISMATCH: "give both sides the same conversation up to the compared answers",
@@ -58,14 +59,15 @@ ADVICE: dict[Reason, str] = {
     Reason.EMPTY_RESPONSE: "an answer is blank after trimming: remove the pair",
     Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn",
     Reason.IDENTICAL_RESPONSES: "equal answers hold no preference: remove the pair",
-    Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or name it in allowed_special_tokens",
+    Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or add it to "
+    "data.allowed_special_tokens",
     Reason.TEMPLATE_FAILED: "the tokenizer's chat template does not render these turns",
-    Reason.PROMPT_TOO_LONG: "shorten the prompt, or raise max_prompt_tokens",
-    Reason.RESPONSE_TOO_LONG: "shorten the answer, or raise max_response_tokens",
-    Reason.TOO_LONG: "shorten the row, or raise max_total_tokens up to the model's limit",
+    Reason.PROMPT_TOO_LONG: "shorten the prompt, or raise data.max_prompt_tokens",
+    Reason.RESPONSE_TOO_LONG: "shorten the answer, or raise data.max_response_tokens",
+    Reason.TOO_LONG: "shorten the row, or raise data.max_total_tokens up to the model's limit",
     Reason.PROMPT_IN_EVALUATION: "evaluation prompts are held out: remove them from one of the two files",
-    Reason.CONFLICTING_PAIR: "two answers are preferred both ways: settle the label, or set conflicts: keep_all",
-    Reason.DUPLICATE_PAIR: "the pair was seen before: remove it, or set duplicates: keep_all",
+    Reason.CONFLICTING_PAIR: "two answers are preferred both ways: settle the label, or set data.conflicts: keep_all",
+    Reason.DUPLICATE_PAIR: "the pair was seen before: remove it, or set data.duplicates: keep_all",
     Reason.DUPLICATE_PROMPT: "the prompt or its prompt_id was seen before in this file: remove it",
 }
 
@@ -140,6 +142,12 @@ class Quarantined:
     file: str
     number: int
     raw: str
+
+
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, in words."""
+    names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return "null or missing" if value is None else names.get(type(value), f"of type {type(value).__name__}")
 
 
 def primary(findings: list[Finding]) -> Finding:

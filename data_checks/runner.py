@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from data_checks.config import CheckDataConfig
 from data_checks.contamination import mark_held_out
-from data_checks.detection import FormatEvidence, identify
+from data_checks.detection import FormatEvidence, identify, refuse_unreadable
 from data_checks.formats import parse_pair, parse_prompt
 from data_checks.keys import dataset_fingerprint, exact_prompt_id, group_id, turns_key
 from data_checks.readers import read_rows
@@ -123,12 +123,13 @@ def check_dataset(
         progress: called with (done, total, phase).
 
     Raises:
+        ConfigurationError: a file is missing or of a kind that is not read.
         DataError: a file cannot be read, is empty, or its format is unknown or ambiguous.
     """
     limits, allowed = Limits.of(config, tokenizer), config.allowed_special_tokens
     formats, pair_entries = _read_pairs(files.preferences, config)
-    eval_entries = _read_prompts(files.eval_prompts, config.eval_prompts)
-    rl_entries = _read_prompts(files.rl_prompts, config.rl_prompts)
+    eval_entries = _read_prompts(files.eval_prompts, config.eval_prompts, "data.eval_prompts")
+    rl_entries = _read_prompts(files.rl_prompts, config.rl_prompts, "data.rl_prompts")
     pairs, eval_items, rl_items = (
         _parsed(pair_entries, PairRow),
         _parsed(eval_entries, PromptItem),
@@ -201,9 +202,10 @@ def account(entries: Sequence[Entry]) -> tuple[TableCounts, list[Quarantined]]:
 def _read_pairs(paths: Sequence[Path], config: CheckDataConfig) -> tuple[list[FormatEvidence], list[Entry]]:
     formats: list[FormatEvidence] = []
     entries: list[Entry] = []
-    for path, file in zip(paths, config.preferences, strict=True):
-        raw = read_rows(path, file.path)
-        formats.append(identify(file.path, raw, file.format))
+    for index, (path, file) in enumerate(zip(paths, config.preferences, strict=True)):
+        label = f"data.preferences.{index}.path: {file.path}"
+        raw = read_rows(path, file.path, label)
+        formats.append(identify(file.path, raw, file.format, label))
         for row in raw:
             parsed = row.finding or parse_pair(row, formats[-1].format, file.source or Path(file.path).name)
             if isinstance(parsed, PairRow):
@@ -212,11 +214,15 @@ def _read_pairs(paths: Sequence[Path], config: CheckDataConfig) -> tuple[list[Fo
     return formats, entries
 
 
-def _read_prompts(path: Path | None, name: str | None) -> list[Entry]:
+def _read_prompts(path: Path | None, name: str | None, field_path: str) -> list[Entry]:
     if path is None:
         return []
     entries: list[Entry] = []
-    for row in read_rows(path, name or path.name):
+    name = name or path.name
+    label = f"{field_path}: {name}"
+    rows = read_rows(path, name, label)
+    refuse_unreadable(label, rows)
+    for row in rows:
         parsed = row.finding or parse_prompt(row)
         if isinstance(parsed, PromptItem):
             parsed.findings += prompt_findings(parsed)

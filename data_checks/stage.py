@@ -11,6 +11,7 @@ from data_checks.report import build_report, refusal, run_checks, summarise
 from data_checks.runner import CheckedData, InputFiles, check_dataset
 from data_checks.tables import pair_table, prompt_table, quarantine_table, write_table
 from data_checks.tokens import load_tokenizer
+from data_checks.wording import describe_check
 from training_core.errors import ConfigurationError, DataError
 from training_core.protocol.atomic import write_json
 from training_core.protocol.context import StageContext
@@ -44,10 +45,8 @@ def run(context: StageContext) -> StageOutcome:
     outputs["report"] = "outputs/report"
     write_metrics(context, data)
     for check in checks:
-        if check.verdict != "pass":
-            logger.warning(
-                "%s: %s is %s %s, allowed %s", check.verdict, check.name, check.value, check.unit, check.threshold
-            )
+        if check.verdict != "pass" and (data.pairs or check.value is not None):
+            logger.warning("%s: %s: %s", check.verdict, describe_check(check, data), check.error or check.advice)
     if message := refusal(data, checks, str(context.directory.outputs_path)):
         raise DataError(message)
     return StageOutcome(outputs=outputs, summary=summarise(data, checks))
@@ -69,7 +68,7 @@ def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
         wanted = getattr(config, name) is not None
         if wanted != context.has_input(name):
             raise ConfigurationError(
-                f"{name} is {'set' if wanted else 'null'} in the config, but the spec has "
+                f"data.{name} is {'set' if wanted else 'null'} in the config, but the spec has "
                 f"{'no' if wanted else 'an'} input of that name. Plan again"
             )
         prompts[name] = context.input_path(name) if wanted else None

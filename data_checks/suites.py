@@ -41,13 +41,15 @@ class Check:
     verdict: CheckVerdict
     advice: str = ""
     error: str | None = None
+    limits: tuple[Any, Any] | None = None
+    """Smallest and largest allowed value, None for an open end; None for a rule on rows."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def brief(self) -> dict[str, Any]:
-        """Return the check without its texts."""
-        return {key: value for key, value in self.as_json().items() if key not in ("advice", "error")}
+        """Return the check without its texts and what they are made of."""
+        return {key: value for key, value in self.as_json().items() if key not in ("advice", "error", "limits")}
 
 
 def load_suite(name: str) -> dict[str, Any]:
@@ -120,7 +122,8 @@ def to_check(result: dict[str, Any], table: pd.DataFrame) -> Check:
         verdict = "error"
     elif not result["success"] or missing:
         verdict = "fail" if severity == "critical" else "warn"
-    return Check(meta["name"], severity, value, _threshold(kwargs, meta), meta["unit"], verdict, meta["advice"], error)
+    threshold, limits = _threshold(kwargs, meta), _limits(kwargs, meta)
+    return Check(meta["name"], severity, value, threshold, meta["unit"], verdict, meta["advice"], error, limits)
 
 
 def exception_message(info: dict[str, Any]) -> str | None:
@@ -156,6 +159,12 @@ def _threshold(kwargs: dict[str, Any], meta: dict[str, Any]) -> Any:
     if low is not None and high is not None and low != high:
         return [low, high]
     return low if low is not None else high
+
+
+def _limits(kwargs: dict[str, Any], meta: dict[str, Any]) -> tuple[Any, Any] | None:
+    if meta["measures"] == "violations" or not {"min_value", "max_value"} & set(kwargs):
+        return None
+    return kwargs.get("min_value"), kwargs.get("max_value")
 
 
 def _stored(result: dict[str, Any]) -> dict[str, Any]:

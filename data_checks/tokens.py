@@ -39,7 +39,10 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             f"the tokenizer in {directory} does not load: {error}. Take the checkpoint in again"
         ) from None
     if tokenizer.chat_template is None:
-        raise ArtifactError(f"the tokenizer in {directory} has no chat template, so no prompt can be rendered. Add one")
+        raise ArtifactError(
+            f"the tokenizer in {directory} has no chat template, so no prompt can be rendered. Name one as "
+            "checkpoint.chat_template"
+        )
     if tokenizer.eos_token_id is None:
         raise ArtifactError(f"the tokenizer in {directory} has no EOS token, so an answer has no end. Set `eos_token`")
     return tokenizer

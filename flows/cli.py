@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.errors import exit_code_of
+from flows.commands.output import Answer
 
 app = typer.Typer(
     name="tidegate",
@@ -28,52 +29,65 @@ Settings = Annotated[
     typer.Option("--set", metavar="A.B=VALUE", help="Set one field, after the files. May be given several times."),
 ]
 Root = Annotated[
-    Path | None,
-    typer.Option("--root", help="Folder for everything that runs write. Default: TIDEGATE_ROOT, the config, .tidegate"),
+    str | None,  # Not Path: an empty text would silently be the current folder.
+    typer.Option(
+        "--root",
+        metavar="FOLDER",
+        help="Folder for everything that runs write. Default: TIDEGATE_ROOT, the config, .tidegate",
+    ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output; all else goes to standard error.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object on standard output, with `error` in it when something went wrong; all else goes to "
+        "standard error.",
+    ),
 ]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Another one is taken if it is in use.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run id, the start of one, or `latest`.")]
 
 
 @app.command()
-def run(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> None:
+def run(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> Answer:
     """Run the pipeline. The same command again continues: what is complete is not done twice."""
     from flows.commands.run import run_pipeline
 
-    raise typer.Exit(run_pipeline(configs, settings or [], root, as_json=as_json))
+    return run_pipeline(configs, settings or [], root, as_json=as_json)
 
 
 @app.command()
-def plan(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> None:
+def plan(configs: Configs, settings: Settings = None, root: Root = None, as_json: AsJson = False) -> Answer:
     """Say what a run would do: which stages are cached, continue, run or wait, and why."""
     from flows.commands.plan import print_plan
 
-    print_plan(configs, settings or [], root, as_json=as_json)
+    return print_plan(configs, settings or [], root, as_json=as_json)
 
 
 @app.command()
-def show(run_name: RunName = "latest", root: Root = None, as_json: AsJson = False) -> None:
+def show(run_name: RunName = "latest", root: Root = None, as_json: AsJson = False) -> Answer:
     """Show one run: its stages, the gate's verdict, the registered model."""
     from flows.commands.show import print_run
 
-    print_run(run_name, root, as_json=as_json)
+    return print_run(run_name, root, as_json=as_json)
 
 
 @app.command("list")
-def list_runs(root: Root = None, as_json: AsJson = False) -> None:
+def list_runs(root: Root = None, as_json: AsJson = False) -> Answer:
     """List the runs under the root, the one that changed last first."""
     from flows.commands.show import print_runs
 
-    print_runs(root, as_json=as_json)
+    return print_runs(root, as_json=as_json)
 
 
 @app.command()
 def report(
     run_name: RunName = "latest",
     root: Root = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: report.html beside run.json.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Its folder must exist. Default: report.html by run.json."),
+    ] = None,
 ) -> None:
     """Write a run's report: one HTML file that needs no network."""
     from flows.commands.show import write_run_report
@@ -94,8 +108,8 @@ def schema() -> None:
 @app.command()
 def ui(
     root: Root = None,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow; another one is taken if it is in use.")] = 5000,
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect; another one is taken if it is in use.")] = 4200,
+    mlflow_port: Port = 5000,
+    prefect_port: Port = 4200,
 ) -> None:
     """Serve MLflow and Prefect on this machine over the root, until Ctrl-C."""
     from flows.commands.ui import serve
@@ -104,11 +118,15 @@ def ui(
 
 
 @app.command()
-def doctor(root: Root = None, as_json: AsJson = False) -> None:
-    """Look at versions, devices, disk and servers, and say what is wrong."""
+def doctor(root: Root = None, as_json: AsJson = False) -> Answer:
+    """Look at versions, devices, disk, servers and runs, and say what is wrong.
+
+    Exit code: 0 when all is in order, 2 when something has to be installed or corrected, 4 when a file of a run is
+    damaged, 75 when it may pass by itself (a server is down, little disk is free). The first that applies counts.
+    """
     from flows.commands.doctor import examine
 
-    raise typer.Exit(examine(root, as_json=as_json))
+    return examine(root, as_json=as_json)
 
 
 def main() -> None:

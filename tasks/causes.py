@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from training_core.config.intake import INPUT
 from training_core.records import StageSpec
 
 MAX_SHOWN = 3
 MAX_VALUE_CHARACTERS = 60
 ABSENT = object()
+SECTIONS = {"sft_intake": "checkpoint", "check_data": "data", "reward_model": "reward_model", "gate": "gate"}
+"""Stages whose config is one section of the pipeline's: fields are named by their path there."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ def differences(before: StageSpec, now: StageSpec) -> list[Difference]:
         new = now.inputs[name].sha256 if name in now.inputs else ABSENT
         if old != new:
             found.append(Difference(f"input {name}", old, new))
-    old_leaves, new_leaves = flatten(before.config), flatten(now.config)
+    section = SECTIONS.get(now.stage, "")
+    old_leaves, new_leaves = flatten(before.config, section), flatten(now.config, section)
     for path in sorted(old_leaves.keys() | new_leaves.keys()):
         old, new = old_leaves.get(path, ABSENT), new_leaves.get(path, ABSENT)
+        if INPUT in (old, new):
+            continue  # A file stands there: its input is listed above.
         if old != new or type(old) is not type(new):
             found.append(Difference(path, old, new))
     return found
@@ -95,5 +102,5 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 def _shown(value: Any) -> str:
     if value is ABSENT:
         return "absent"
-    text = repr(value)
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 1] + "…"

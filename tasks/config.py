@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from data_checks.config import CheckDataConfig
 from tasks.consistency import find_conflicts
+from tasks.roots import DEFAULT_ROOT
 from training_core.config.algorithms import AlgorithmConfig
 from training_core.config.base import Config
 from training_core.config.evaluation import EvaluationConfig
@@ -16,9 +17,6 @@ from training_core.config.intake import IntakeConfig
 from training_core.config.reward_model import RewardModelConfig
 from training_core.config.rewards import RewardConfig, check_part_names
 from training_core.config.rollout import RolloutConfig
-
-DEFAULT_ROOT = ".tidegate"
-ROOT_VARIABLE = "TIDEGATE_ROOT"
 
 NOT_IDENTITY = ("root", "launch", "tracking", "orchestration")
 """Fields that say how and where to run, not what to compute: two runs that differ only here are the same run."""
@@ -116,7 +114,7 @@ class PipelineConfig(Config):
     def _stages_fit_together(self) -> Self:
         check_part_names(self.rewards)
         if conflicts := find_conflicts(self):
-            raise ValueError("; ".join(conflicts))
+            raise ValueError("\n".join(conflicts))  # One problem a line, each starts with its field.
         return self
 
     def identity(self) -> dict[str, Any]:

@@ -11,20 +11,19 @@ if TYPE_CHECKING:
 
 
 def find_conflicts(config: PipelineConfig) -> list[str]:
-    """Return one message for each pair of sections that do not fit, each saying what to write instead."""
+    """Return one message for each pair of sections that do not fit: it starts with the field to change."""
     return [*_reward_model_conflicts(config), *_length_conflicts(config), *_gate_conflicts(config), *_other(config)]
 
 
 def _reward_model_conflicts(config: PipelineConfig) -> list[str]:
     if config.reward_model is not None:
         return []
-    found = []
-    users = [f"rewards.{i}" for i, reward in enumerate(config.rewards) if reward.kind == "reward_model"]
-    if users:
-        found.append(
-            f"{' and '.join(users)} is of kind reward_model, but there is no `reward_model` section. Write one (its "
-            "`optimizer.learning_rate` is required), or take a rule as reward"
-        )
+    found = [
+        f"rewards.{i} is of kind reward_model, but there is no `reward_model` section. Write one (its "
+        "reward_model.optimizer.learning_rate is required), or take a rule as reward"
+        for i, reward in enumerate(config.rewards)
+        if reward.kind == "reward_model"
+    ]
     if config.evaluation.reward_model:
         found.append(
             "evaluation.reward_model is true, but there is no `reward_model` section. Write evaluation.reward_model: "
@@ -51,7 +50,7 @@ def _length_conflicts(config: PipelineConfig) -> list[str]:
     if data.max_prompt_tokens >= data.max_total_tokens:
         found.append(
             f"data.max_prompt_tokens is {data.max_prompt_tokens}, which leaves no room for an answer within "
-            f"data.max_total_tokens = {data.max_total_tokens}: raise the latter"
+            f"data.max_total_tokens = {data.max_total_tokens}: lower the one or raise the other"
         )
     return found
 
@@ -72,7 +71,7 @@ def _gate_conflicts(config: PipelineConfig) -> list[str]:
     if num_prompts is not None and num_prompts < config.gate.min_prompts:
         found.append(
             f"evaluation.num_prompts is {num_prompts}, less than gate.min_prompts = {config.gate.min_prompts}: "
-            "evaluate more prompts, or lower the gate's minimum knowingly"
+            "evaluate more prompts, or lower gate.min_prompts knowingly"
         )
     return found
 

@@ -7,19 +7,24 @@ the content's digest stands for the file, and the stage opens the path that its 
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_checks.files import SUFFIXES, check_file
 from tasks.code_files import digest_code_files
 from tasks.config import PipelineConfig
-from training_core.config.intake import INPUT
+from training_core.config.intake import HUB_PREFIX, INPUT
+from training_core.config.paths import describe_missing, resolved
 from training_core.errors import ConfigurationError, DigestMismatchError
+from training_core.models.source_files import check_source, read_template
 from training_core.protocol.digests import path_digest
 from training_core.records import Artifact
-from training_core.registry import nearest_name
 
 FieldPath = tuple[str | int, ...]
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,24 @@ class ExternalFile:
     @property
     def dotted(self) -> str:
         return ".".join(str(part) for part in self.field)
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.dotted}: {self.path or repr(self.path)}"
+
+    def check(self, path: Path) -> None:
+        """Make the checks of the stage that reads it, as far as they take no time.
+
+        Raises:
+            TidegateError: of the type, and with the words, of the stage.
+        """
+        if self.stage == "check_data":
+            check_file(path, self.label)
+        elif self.input_name == "chat_template":
+            read_template(path)
+        else:
+            check_source(path)
 
 
 def external_files(config: PipelineConfig) -> list[ExternalFile]:
@@ -64,36 +87,56 @@ def digest_external_files(config: PipelineConfig) -> dict[str, Artifact]:
     """Return dotted field -> absolute path and digest, for every file from outside, modules with rewards included.
 
     Raises:
-        ConfigurationError: a file is missing or cannot be read; the message names the field and the nearest file.
+        ConfigurationError: a file is missing, cannot be read or is of a kind that no stage reads; the message names the
+            field and the nearest file.
+        DataError, ArtifactError: the stage that reads it would refuse it at once.
         DigestMismatchError: it is not the file that the config demands.
     """
+    files = external_files(config)
+    paths = {file.dotted: _checked_path(file) for file in files}  # All of them: a digest of weights takes a while.
     artifacts = {}
-    for file in external_files(config):
-        path = Path(file.path).expanduser().absolute()
-        if not path.exists():
-            raise ConfigurationError(_missing(file, path))
+    for file in files:
+        path = paths[file.dotted]
         try:
             found = path_digest(path)
         except OSError as error:
-            raise ConfigurationError(f"{file.dotted}: {file.path} cannot be read: {error.strerror}") from None
+            raise _unreadable(file, error) from None
         if file.sha256 not in (None, found):
             raise DigestMismatchError(
                 f"{file.dotted}: {file.path} has sha256 {found}, the config demands {file.sha256}. Restore it, or "
-                "write the new digest"
+                f"write the new digest into {file.dotted.removesuffix('path')}sha256"
             )
         artifacts[file.dotted] = Artifact(path=str(path), sha256=found)
     return artifacts | digest_code_files(config)
 
 
+def _checked_path(file: ExternalFile) -> Path:
+    try:
+        path = resolved(file.path)
+        if not path.exists():
+            raise ConfigurationError(_missing(file, path))
+        file.check(path)
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    return path
+
+
+def _unreadable(file: ExternalFile, error: OSError) -> ConfigurationError:
+    where = f" ({error.filename})" if error.filename not in (None, file.path) else ""
+    return ConfigurationError(f"{file.label} cannot be read: {error.strerror or error}{where}")
+
+
 def _missing(file: ExternalFile, path: Path) -> str:
-    text = f"{file.dotted}: {file.path} does not exist"
-    if not Path(file.path).is_absolute():
-        text += f" (looked for {path}; paths are relative to the folder where the command runs)"
-    parent = path.parent
-    if not parent.is_dir():
-        return f"{text}. The folder {parent} does not exist either"
-    near = nearest_name(path.name, [entry.name for entry in parent.iterdir()])
-    return f"{text}.{f' Did you mean {parent / near}?' if near else ''}"
+    is_source = file.input_name == "source"
+    suffixes = (".gguf",) if is_source else SUFFIXES if file.stage == "check_data" else TEMPLATE_SUFFIXES
+    text = f"{file.label} {describe_missing(path, suffixes, folders=is_source)}"
+    if text.endswith("does not exist.") and not Path(file.path).expanduser().is_absolute():
+        text += f" Looked for {path}: paths are relative to the folder where the command runs"
+    if is_source and HUB_NAME.fullmatch(file.path):
+        text += (
+            f". If it is a repository of the Hugging Face hub, write {HUB_PREFIX}{file.path} and checkpoint.revision"
+        )
+    return text
 
 
 def without_folders(config: PipelineConfig, values: dict[str, Any]) -> dict[str, Any]:
@@ -115,5 +158,5 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
         container: Any = values
         for part in file.field[:-1]:
             container = container[part]
-        container[file.field[-1]] = str(Path(file.path).expanduser().absolute())
+        container[file.field[-1]] = str(resolved(file.path))
     return PipelineConfig.model_validate(values)

@@ -19,6 +19,7 @@ from tasks.plans import PlanState, StagePlan, assess, require_finished
 from tasks.policies import should_retry
 from tasks.progress import Progress, observer
 from tasks.rivals import adopt_champion, ask_for_champion
+from tasks.roots import prepare_root
 from tasks.runs import RunRecord, RunState, StageEntry, StageState, load_run, report_path, run_directory
 from tasks.stopping import is_cancelled_by_server, is_sigterm
 from tasks.views import run_view
@@ -44,6 +45,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
     Raises:
         ConfigurationError: a file from outside is missing.
         StageLockedError: on entering: a live process works on this run.
+        DiskFullError: on entering: the root has no room for a run's records.
     """
 
     def __init__(self, config: PipelineConfig, *, whole: bool = True) -> None:
@@ -62,6 +64,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
 
     def __enter__(self) -> PipelineRun:
         directory = run_directory(self.root, self.run_id)
+        prepare_root(self.root)
         try:
             self._stack.enter_context(directory_lock(directory))
         except StageLockedError as error:

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
 from tasks.report_svg import Series, line_chart, rule_track, show_number
+from training_core.errors import ArtifactError
 from training_core.metrics import read_metrics
 from training_core.protocol.atomic import read_json, write_text
 
@@ -56,6 +58,9 @@ def write_report(run: Mapping[str, Any], output: Path, *, root: Path | None = No
             `tidegate show RUN --json` prints it. Stages may be unfinished, `gate` and `model` empty or None.
         output: the HTML file to write; its folder is made.
         root: where relative stage directories are looked for that are not below the current folder.
+
+    Raises:
+        ArtifactError: a stage's table is damaged.
     """
     stages = [_read_stage(stage, root or Path()) for stage in run.get("stages") or []]
     by_name = {stage["name"]: stage for stage in stages}
@@ -211,7 +216,7 @@ def _samples(stage: Mapping[str, Any] | None, gate: Mapping[str, Any]) -> dict[s
     folder = _output_path(stage, "evaluation")
     if folder is None or not (folder / "samples.parquet").is_file():
         return {}
-    rows = pq.read_table(folder / "samples.parquet").to_pylist()
+    rows = _read_rows(folder / "samples.parquet")
     metric = ((gate.get("config") or {}).get("primary") or {}).get("metric")
     prompts: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -226,6 +231,16 @@ def _samples(stage: Mapping[str, Any] | None, gate: Mapping[str, Any]) -> dict[s
     models = [name for name in ("reference", "candidate", "champion") if any(r["model"] == name for r in rows)]
     chosen = _choose(list(prompts.values()))
     return {"models": models, "metric": metric, "rows": chosen, "num_prompts": len(prompts)}
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactError(
+            f"{path} is damaged: {error}. Delete that stage's directory; the same `tidegate run` command makes it again"
+        ) from None
+    return rows
 
 
 def _choose(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -266,7 +281,7 @@ def _data_section(stage: Mapping[str, Any] | None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     if path is not None:
         counts: dict[str, int] = {}
-        for row in pq.read_table(path).to_pylist():
+        for row in _read_rows(path):
             counts[row["reason_code"]] = counts.get(row["reason_code"], 0) + 1
             if counts[row["reason_code"]] <= MAX_ROWS_A_REASON and len(rows) < MAX_QUARANTINE_ROWS:
                 rows.append({**row, "raw": str(row["raw"])[:300]})

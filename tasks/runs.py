@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from training_core.errors import ArtifactError, ConfigurationError
 from training_core.protocol.atomic import read_json, write_json
@@ -15,6 +16,11 @@ from training_core.records import Artifact
 from training_core.registry import nearest_name
 
 RUN_FILE = "run.json"
+MAX_REASONS = 3
+"""Problems of a damaged run.json that are named."""
+
+Seconds = Annotated[float, Field(ge=0, le=253_402_300_799)]
+"""Since 1970, up to the year 9999: what a calendar can show."""
 
 
 class RunState(StrEnum):
@@ -103,10 +109,26 @@ class RunRecord(_Stored):
     """Summary of the registration: model_name, version, weights_sha256, aliases."""
     mlflow: dict[str, Any] = Field(default_factory=dict)
     prefect: dict[str, Any] = Field(default_factory=dict)
-    created: float = Field(default_factory=time.time)
-    updated: float = Field(default_factory=time.time)
+    created: Seconds = Field(default_factory=time.time)
+    updated: Seconds = Field(default_factory=time.time)
     attempts: int = 0
     """How often `tidegate run` was called for it."""
+
+    @field_validator("gate")
+    @classmethod
+    def _gate_can_be_shown(cls, gate: dict[str, Any] | None) -> dict[str, Any] | None:
+        rules = [(gate or {}).get(name) or {} for name in ("primary", "champion")]
+        guards = (gate or {}).get("guards") or []
+        if not isinstance(guards, list) or not all(isinstance(rule, dict) for rule in (*rules, *guards)):
+            raise ValueError("primary, champion and each of the guards must be objects")
+        return gate
+
+    @field_validator("model")
+    @classmethod
+    def _model_can_be_shown(cls, model: dict[str, Any] | None) -> dict[str, Any] | None:
+        if model is not None and (missing := {"model_name", "version"} - model.keys()):
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        return model
 
     def save(self, root: Path) -> None:
         self.updated = time.time()
@@ -122,6 +144,16 @@ def report_path(root: Path, run_id: str) -> Path:
     return run_directory(root, run_id) / "report.html"
 
 
+@dataclass(frozen=True)
+class DamagedRun:
+    """A run whose run.json cannot be read."""
+
+    run_id: str
+    path: Path
+    updated: float
+    error: ArtifactError
+
+
 def load_run(root: Path, run_id: str) -> RunRecord | None:
     """Return the record of a run, or None when there is none.
 
@@ -129,15 +161,32 @@ def load_run(root: Path, run_id: str) -> RunRecord | None:
         ArtifactError: run.json is damaged.
     """
     path = run_directory(root, run_id) / RUN_FILE
-    if not path.exists():
-        return None
     try:
-        return RunRecord.model_validate(read_json(path))
-    except (OSError, ValueError, ValidationError) as error:
-        raise ArtifactError(
-            f"{path} is damaged: {error}. Delete it: the same `tidegate run` command writes it again and finds every "
-            "complete stage"
-        ) from None
+        record = RunRecord.model_validate(read_json(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}. Its owner has to allow it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, _reason(error)) from None
+    if record.run_id != run_id:
+        raise _damaged(path, f"it says that it is of run {record.run_id!r}")
+    return record
+
+
+def load_runs(root: Path) -> list[RunRecord | DamagedRun]:
+    """Return all runs, the one that changed last first; a damaged one hides no other."""
+    found: list[RunRecord | DamagedRun] = []
+    for run_id in list_run_ids(root):
+        try:
+            record = load_run(root, run_id)
+        except ArtifactError as error:
+            path = run_directory(root, run_id) / RUN_FILE
+            found.append(DamagedRun(run_id, path, _changed(path), error))
+            continue
+        if record is not None:
+            found.append(record)
+    return found
 
 
 def find_run(root: Path, name: str) -> RunRecord:
@@ -145,7 +194,12 @@ def find_run(root: Path, name: str) -> RunRecord:
 
     Raises:
         ConfigurationError: there is no such run, or more than one.
+        ArtifactError: its run.json is damaged.
     """
+    if not name.strip():
+        raise ConfigurationError("the name of the run is empty. Write a run id, the start of one, or `latest`")
+    if not root.exists():
+        raise ConfigurationError(missing_root(root))
     known = list_run_ids(root)
     if not known:
         raise ConfigurationError(f"no runs under {root}. Start one with `tidegate run CONFIG`, or name another --root")
@@ -165,7 +219,36 @@ def find_run(root: Path, name: str) -> RunRecord:
     return record
 
 
+def missing_root(root: Path) -> str:
+    """Return what to say about a root that does not exist."""
+    return (
+        f"root {root} does not exist, so there are no runs under it. Name the root of a run (--root or TIDEGATE_ROOT), "
+        "or start one with `tidegate run CONFIG`"
+    )
+
+
 def list_run_ids(root: Path) -> list[str]:
     """Return the ids of all runs, the one that changed last first."""
-    files = sorted((root / "runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent.name for path in files]
+    return [path.parent.name for path in sorted((root / "runs").glob(f"*/{RUN_FILE}"), key=_changed, reverse=True)]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # It vanished since it was found.
+        return 0.0
+
+
+def _damaged(path: Path, reason: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is damaged: {reason}. Delete it: the same `tidegate run` command writes it again and finds every "
+        "complete stage"
+    )
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    problems = error.errors(include_url=False, include_input=False)
+    named = [f"{'.'.join(map(str, problem['loc'])) or 'the top level'}: {problem['msg']}" for problem in problems]
+    return "; ".join(named[:MAX_REASONS]) + (f"; {len(named) - MAX_REASONS} more" if named[MAX_REASONS:] else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,13 +18,17 @@ import httpx
 
 from tasks.launch import log_tail
 from tasks.processes import end_group
-from training_core.errors import ServerUnreachableError
+from training_core.errors import DiskFullError, ServerUnreachableError, TidegateError, free_space
 from training_core.protocol.child import GRACE_VARIABLE, PARENT_PIPE_VARIABLE
 
 STARTUP_SECONDS = 180.0
 SHUTDOWN_SECONDS = 10.0
 POLL_SECONDS = 0.1
 HEALTH_SECONDS = 5.0
+LOG_LINES = 8
+DISK_FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full", re.IGNORECASE)
+MIN_SERVER_BYTES = 2 * 1024**2
+"""With less, a server's database has no room to begin, and its log none to say so."""
 
 
 @dataclass
@@ -35,16 +41,39 @@ class Server:
     log_path: Path
 
     def wait_until_ready(self) -> None:
-        """Raises: ServerUnreachableError: it ended, or did not answer in time."""
+        """Wait until it answers.
+
+        Raises:
+            ServerUnreachableError: it ended, or did not answer in time.
+            DiskFullError: the same, for want of space.
+        """
         deadline = time.monotonic() + STARTUP_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             if answers(self.health_url):
                 return
             time.sleep(POLL_SECONDS)
-        raise ServerUnreachableError(
-            f"{self.name} did not come up; the end of {self.log_path}:\n{log_tail(self.log_path, 8)}\nRun the same "
-            "command again when the cause is gone"
+        raise self.failure("did not come up")
+
+    def failure(self, what: str) -> TidegateError:
+        """Return the error for a server that `what`: a full disk when its log or the disk says so."""
+        tail = log_tail(self.log_path, LOG_LINES)
+        if self.met_full_disk():
+            return DiskFullError(
+                f"{self.name} {what}: no space left for its files ({free_space(self.log_path.parent)}; its output is "
+                f"in {self.log_path}). Free some space (or name a root on another disk) and run the same command again"
+            )
+        return ServerUnreachableError(
+            f"{self.name} {what}; the end of {self.log_path}:\n{tail}\nRun the same command again when the cause is "
+            "gone"
         )
+
+    def met_full_disk(self) -> bool:
+        """Return whether its log names a full disk, or the disk is too full for that."""
+        if DISK_FULL_TEXT.search(log_tail(self.log_path)):
+            return True
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(self.log_path.parent).free < MIN_SERVER_BYTES
+        return False
 
 
 @contextlib.contextmanager

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
-from tasks.runs import RunRecord, RunState, run_directory
+from tasks.runs import DamagedRun, RunRecord, RunState, run_directory
 from training_core.protocol.lock import is_locked
+
+DAMAGED = "Damaged"
+"""State of a run whose run.json cannot be read."""
 
 
 def run_view(record: RunRecord, root: Path) -> dict[str, Any]:
@@ -30,6 +34,23 @@ def run_view(record: RunRecord, root: Path) -> dict[str, Any]:
         "gate": record.gate,
         "model": _model_view(record.model),
     }
+
+
+def run_row(run: RunRecord | DamagedRun, root: Path) -> dict[str, Any]:
+    """Return one line about a run: what `list` prints."""
+    row: dict[str, Any] = {
+        "run_id": run.run_id,
+        "state": DAMAGED,
+        "verdict": None,
+        "model": None,
+        "changed": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.updated)),
+        "directory": str(run_directory(root, run.run_id)),
+        "error": None,
+    }
+    if isinstance(run, DamagedRun):
+        return {**row, "error": str(run.error)}
+    model = f"{run.model['model_name']} {run.model['version']}" if run.model else None
+    return {**row, "state": live_state(run, root).value, "verdict": (run.gate or {}).get("verdict"), "model": model}
 
 
 def empty_view() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from training_core.protocol.digests import file_digest, tree_files
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+NAME = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -76,26 +78,34 @@ class CheckpointStore:
         Raises:
             ArtifactError: there are checkpoints, but none is valid. Work is not thrown away in silence.
         """
-        paths = sorted(self.path.glob("step_*"), reverse=True)
-        for path in paths:
-            problem = self._problem(path)
+        saved = self._saved()
+        for checkpoint in reversed(saved):
+            problem = self._problem(checkpoint)
             if problem is None:
-                return Checkpoint(int(path.name.removeprefix("step_")), path)
-            logger.warning("checkpoint %s is not valid (%s); trying the one before", path, problem)
-        if paths:
+                return checkpoint
+            logger.warning("checkpoint %s is not valid (%s); trying the one before", checkpoint.path, problem)
+        if saved:
             raise ArtifactError(
                 f"{self.path} holds checkpoints, but none of them is whole (see the log). To start again from the "
                 f"beginning, delete {self.path}; to go on, restore one of them"
             )
         return None
 
-    def _problem(self, path: Path) -> str | None:
+    def _saved(self) -> list[Checkpoint]:
+        """Return the checkpoints, whole or not, by step. Other names (a copy that someone made) are none of ours."""
+        names = [(NAME.fullmatch(path.name), path) for path in self.path.glob("step_*")]
+        return sorted((Checkpoint(int(m[1]), path) for m, path in names if m), key=lambda checkpoint: checkpoint.step)
+
+    def _problem(self, checkpoint: Checkpoint) -> str | None:
         try:
-            manifest = read_json(path / MANIFEST)
-        except (OSError, ValueError) as error:
-            return f"no readable manifest: {error}"
-        for name, entry in manifest["files"].items():
-            file = path / name
+            manifest = read_json(checkpoint.path / MANIFEST)
+            step, files = manifest["step"], manifest["files"].items()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"no readable manifest: {error!r}"
+        if step != checkpoint.step:
+            return f"it was saved after step {step}"
+        for name, entry in files:
+            file = checkpoint.path / name
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"] or file_digest(file) != entry["sha256"]:
@@ -103,9 +113,8 @@ class CheckpointStore:
         return None
 
     def _prune(self, newest: int) -> None:
-        steps = sorted(int(p.name.removeprefix("step_")) for p in self.path.glob("step_*"))
-        for step in [s for s in steps if s <= newest][: -self.keep_last]:
-            shutil.rmtree(self.path / f"step_{step:06d}")
+        for checkpoint in [c for c in self._saved() if c.step <= newest][: -self.keep_last]:
+            shutil.rmtree(checkpoint.path)
 
     def _remove_leftovers(self) -> None:
         for path in self.path.glob(".tmp_step_*"):

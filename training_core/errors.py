@@ -9,8 +9,11 @@ this batch) are values, not errors.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 EXIT_OK = 0
 EXIT_GATE_NOT_PASSED = 1
@@ -109,21 +112,42 @@ class DiskFullError(TemporaryError):
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 """How Rust libraries (safetensors, tokenizers) end the message of a failed system call."""
+SQLITE_FULL = "database or disk is full"
 
 
-def as_tidegate_error(error: BaseException) -> TidegateError | None:
-    """Return the user-facing error for `error`: itself, a translation of a stop or a full disk, or None for a bug."""
+def as_tidegate_error(error: BaseException, folder: Path | None = None) -> TidegateError | None:
+    """Return the user-facing error for `error`: itself, a translation of a stop or a full disk, or None for a bug.
+
+    Args:
+        folder: where the work was done; named for a full disk when the library that met it names no file.
+    """
     if isinstance(error, TidegateError):
         return error
     if isinstance(error, StopRequestedError):
         return PreemptedError(str(error))
     for link in _chain(error):
         if _is_disk_full(link):
-            return DiskFullError(
-                f"no space left while writing {getattr(link, 'filename', None) or 'a file'}. Completed checkpoints are "
-                "kept: free some space (or move `root`) and run the same command again"
-            )
+            name = getattr(link, "filename", None)
+            return disk_full(Path(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else None, folder)
     return None
+
+
+def disk_full(file: Path | None = None, folder: Path | None = None) -> DiskFullError:
+    """Return the error for a full disk: what was being written, where, and what is free there now."""
+    what = str(file) if file else (f"a file below {folder}" if folder else "a file")
+    place = file.parent if file else folder
+    free = f" ({free_space(place)})" if place else ""
+    return DiskFullError(
+        f"no space left while writing {what}{free}. Completed checkpoints are kept: free some space (or move `root`) "
+        "and run the same command again"
+    )
+
+
+def free_space(place: Path) -> str:
+    """Return how many bytes are free where `place` is or would be made, in words."""
+    existing = next((path for path in (place, *place.absolute().parents) if os.path.exists(path)), Path("/"))
+    free = shutil.disk_usage(existing).free
+    return f"{free} bytes = {free / 1024**2:.1f} MiB free at {existing}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -139,7 +163,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in DISK_FULL_ERRNOS
-    # Known by name: this module loads in processes that must not load safetensors. It carries no error number.
+    # Known by name: this module loads in processes that must not load these libraries. No error numbers there.
+    if type(error).__name__ == "OperationalError":  # SQLite's, and SQLAlchemy's around it.
+        return SQLITE_FULL in str(error)
     if type(error).__name__ != "SafetensorError":
         return False
     found = RUST_ERRNO.search(str(error))

@@ -21,7 +21,7 @@ def check_finite_loss(loss: float, step: int) -> None:
 
 def check_sampler_agrees(kl_nats: float, limit_nats: float, step: int) -> None:
     """Raise WeightVersionError when sampler and trainer give the sampled tokens too different probabilities."""
-    if kl_nats > limit_nats:
+    if not kl_nats <= limit_nats:  # Not a number is no agreement either.
         raise WeightVersionError(
             f"step {step}: sampler and trainer disagree by {kl_nats:.4f} nats a token, more than "
             f"algorithm.max_sampler_trainer_kl_nats = {limit_nats}. The engine samples with other weights or another "
@@ -31,7 +31,7 @@ def check_sampler_agrees(kl_nats: float, limit_nats: float, step: int) -> None:
 
 def check_reference_is_start(kl_nats: float, step: int) -> None:
     """Raise ArtifactError when the untrained policy already differs from the reference."""
-    if kl_nats > MAX_KL_AT_START_NATS:
+    if not kl_nats <= MAX_KL_AT_START_NATS:
         raise ArtifactError(
             f"step {step}: KL(policy || reference) is {kl_nats:.5f} nats a token before the first update; it must be "
             "0. The reference is not the checkpoint that the policy started from"
@@ -43,5 +43,6 @@ def check_any_score(num_missing: int, num_answers: int, step: int) -> None:
     if num_missing == num_answers:
         raise EvaluationError(
             f"step {step}: none of the {num_answers} answers has a score, at least one reward gave none to each. Check "
-            "the rewards (a custom function that always returns None, or prompts without the reference they need)"
+            "the rewards (a custom function that always returns None, prompts without the reference they need, or "
+            "answers longer than the reward model's positions)"
         )

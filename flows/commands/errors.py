@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from flows.commands.output import Answer, print_json, protected_stdout, wants_json
+from tasks.roots import forget_root, known_root
 from training_core.errors import (
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_TEMPORARY,
+    ConfigurationError,
     TidegateError,
     as_tidegate_error,
 )
+
+CRASHES = "crashes"
+"""Folder below the root for the tracebacks of bugs."""
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+"""What a file system refuses because of where or what a file is, not because of a bug."""
 
 
 class TerminatedError(BaseException):
@@ -28,24 +38,70 @@ class TerminatedError(BaseException):
 
 
 def exit_code_of(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code; errors are printed."""
+    """Run the command and return its exit code; errors are printed.
+
+    With `--json` standard output holds one object whatever happens: the command's own, or one that says what went
+    wrong in `error`. Everything else goes to standard error.
+    """
+    forget_root()
+    as_json = wants_json(arguments)
+    with protected_stdout(as_json) as stdout:
+        answer = _answer_of(app, arguments)
+        if as_json and answer.value is not None:
+            print_json(answer.value, stdout)
+    return answer.exit_code
+
+
+def _answer_of(app: typer.Typer, arguments: Sequence[str]) -> Answer:
     try:
-        code = app(args=list(arguments), standalone_mode=False)
-        return code if isinstance(code, int) else EXIT_OK
+        found = app(args=list(arguments), standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        found = EXIT_INTERRUPTED
     except TerminatedError:
-        print("stopped by SIGTERM; run the same command again to continue", file=sys.stderr)
-        return EXIT_TEMPORARY
+        message = "stopped by SIGTERM; run the same command again to continue"
+        print(message, file=sys.stderr)
+        return Answer(error_value("PreemptedError", message, EXIT_TEMPORARY), EXIT_TEMPORARY)
     except BrokenPipeError:  # `tidegate list | head`: the reader has enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return Answer(None)
     except Exception as error:
-        if is_usage_error(error):
-            error.show()  # type: ignore[attr-defined]
-            return int(error.exit_code)  # type: ignore[attr-defined]
-        return report_error(error)
+        return failed(error)
+    if found == EXIT_INTERRUPTED:  # Typer makes that of a Ctrl-C.
+        print("interrupted", file=sys.stderr)
+        return Answer(error_value("Interrupted", "stopped by Ctrl-C", EXIT_INTERRUPTED), EXIT_INTERRUPTED)
+    return found if isinstance(found, Answer) else Answer(None, found if isinstance(found, int) else EXIT_OK)
+
+
+def failed(error: Exception, value: Mapping[str, Any] | None = None, folder: Path | None = None) -> Answer:
+    """Print `error` and return the answer of a command that it ended: `value` (what is known) with `error` added.
+
+    Args:
+        folder: where the work was done, for a full disk that names no file.
+    """
+    if is_usage_error(error):
+        error.show()  # type: ignore[attr-defined]
+        code = int(error.exit_code)  # type: ignore[attr-defined]
+        found = error_value(ConfigurationError.__name__, error.format_message(), code)  # type: ignore[attr-defined]
+    else:
+        known = known_error(error, folder)
+        code = report_error(known or error)
+        found = error_value(type(known or error).__name__, str(known or error), code)
+    return Answer({**(value or {}), **found}, code)
+
+
+def error_value(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    """Return what every `--json` object holds when its command failed."""
+    return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
+
+
+def known_error(error: BaseException, folder: Path | None = None) -> TidegateError | None:
+    """Return the error that a user can act on, or None for a bug. A file that may not be used is no bug."""
+    known = as_tidegate_error(error, folder)
+    if known is None and isinstance(error, OSError) and error.errno in NOT_ALLOWED and error.filename is not None:
+        return ConfigurationError(
+            f"{os.fsdecode(error.filename)}: {error.strerror}. Change its permissions, or name another place"
+        )
+    return known
 
 
 def is_usage_error(error: Exception) -> bool:
@@ -55,7 +111,7 @@ def is_usage_error(error: Exception) -> bool:
 
 def report_error(error: Exception) -> int:
     """Print one block for `error` and return its exit code; the traceback of a bug goes to a file."""
-    known = as_tidegate_error(error)
+    known = known_error(error)
     if known is None:
         print(
             f"internal error: {error!r}\n  This is a bug. The traceback is in {save_traceback(error)}", file=sys.stderr
@@ -77,10 +133,15 @@ def describe_error(error: TidegateError) -> str:
 
 
 def save_traceback(error: Exception) -> Path:
-    """Write the traceback to a file of its own and return its path."""
+    """Write the traceback to a file of its own and return its path: below the root if there is one, else in /tmp."""
     name = f"tidegate-traceback-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+    root = known_root()
+    folders = [Path(tempfile.gettempdir())]
+    if root.is_dir():  # A command that only looks must not make one.
+        folders.insert(0, root / CRASHES)
+    for folder in folders:
         with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
             (folder / name).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
             return folder / name
     traceback.print_exception(error)

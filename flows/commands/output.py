@@ -7,8 +7,26 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
+
+from training_core.errors import EXIT_OK
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command that knows `--json` ends with; for a person it has printed the same as text already."""
+
+    value: dict[str, Any] | None
+    """The one object for standard output."""
+    exit_code: int = EXIT_OK
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Return whether a command line asks for one JSON object, even one that is wrong elsewhere."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options
 
 
 @contextlib.contextmanager
@@ -49,6 +67,7 @@ def unbroken(stream: IO[str]) -> Iterator[None]:
         os.close(nobody)
 
 
-def print_json(value: Any, stdout: IO[str] | None = None) -> None:
+def print_json(value: Any, stdout: IO[str]) -> None:
     """Print one JSON value and flush it."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=stdout or sys.stdout, flush=True)
+    with unbroken(stdout):
+        print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=stdout, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from flows.commands.output import print_json, protected_stdout
+from flows.commands.output import Answer
 from flows.commands.summary import make_console
 from flows.config import load_pipeline
 from tasks.planning import ChainState
@@ -20,14 +20,16 @@ AFTER_CHAMPION = ("evaluate", "gate", "register")
 """Stages that another champion means another result for."""
 
 
-def print_plan(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> None:
+def print_plan(configs: Sequence[Path], settings: Sequence[str], root: str | Path | None, *, as_json: bool) -> Answer:
     """Print what a run would do. Nothing is written, and no process is started."""
-    with protected_stdout(as_json) as stdout:
-        state = ChainState.begin(load_pipeline(configs, settings, root))
-        plans = plan_of(state)
-        if as_json:
-            print_json({"run_id": state.run_id, "stages": [_row(plan) for plan in plans]}, stdout)
-            return
+    state = ChainState.begin(load_pipeline(configs, settings, root))
+    plans = plan_of(state)
+    if not as_json:
+        _print_table(state, plans)
+    return Answer({"run_id": state.run_id, "stages": [_row(plan) for plan in plans]})
+
+
+def _print_table(state: ChainState, plans: Sequence[StagePlan]) -> None:
     console = make_console(sys.stdout)
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "plan", "why"):

@@ -10,15 +10,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.commands.errors import TerminatedError, report_error
+from flows.commands.errors import TerminatedError, failed
 from flows.commands.live import make_observer
-from flows.commands.output import print_json, protected_stdout, unbroken
+from flows.commands.output import Answer, unbroken
 from flows.commands.summary import print_summary
 from flows.config import load_pipeline
 from tasks.config import PipelineConfig
 from tasks.planning import ChainState
 from tasks.prefect_home import prefect_server, use_home
 from tasks.progress import RunObserver, observed_by
+from tasks.roots import prepare_root
 from tasks.runs import RunRecord, RunState, load_run
 from tasks.views import empty_view, run_view
 from training_core.errors import (
@@ -31,28 +32,19 @@ from training_core.errors import (
 )
 
 
-def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: Path | None, *, as_json: bool) -> int:
-    """Run a pipeline, print how it goes and what came out; return the exit code."""
-    with protected_stdout(as_json) as stdout, _sigterm_raises():
-        view, code = _run(configs, settings, root, as_json)
-        if as_json:
-            with unbroken(stdout):
-                print_json(view, stdout)
-    return code
+def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: str | Path | None, *, as_json: bool) -> Answer:
+    """Run a pipeline and print how it goes; return what came out."""
+    with _sigterm_raises():
+        return _run(configs, settings, root, as_json)
 
 
-def _run(
-    configs: Sequence[Path], settings: Sequence[str], root: Path | None, as_json: bool
-) -> tuple[dict[str, Any], int]:
-    """Return the object that `--json` prints, and the exit code."""
+def _run(configs: Sequence[Path], settings: Sequence[str], root: str | Path | None, as_json: bool) -> Answer:
     try:
         config = load_pipeline(configs, settings, root)
         state = ChainState.begin(config)
         before = load_run(state.root, state.run_id)
     except Exception as error:
-        if not as_json:
-            raise
-        return _failed(empty_view(), error)
+        return failed(error, empty_view())
     with make_observer(as_json) as watcher:
         failure = _attempt(config, state.root, watcher)
     record = load_run(state.root, state.run_id)
@@ -61,7 +53,7 @@ def _run(
         view = {**empty_view(), "run_id": state.run_id}
         if isinstance(failure, KeyboardInterrupt):
             return _interrupted({**view, "state": RunState.INTERRUPTED.value})
-        return _failed(view, failure)
+        return _failed(view, failure, state.root)
     view = run_view(record, state.root)
     if isinstance(failure, KeyboardInterrupt) or record.state is RunState.INTERRUPTED:
         return _interrupted(view)
@@ -69,40 +61,42 @@ def _run(
         # The flow returned a state of that name; what Prefect raises for it is not the error itself.
         failure = PreemptedError(next((entry.error for entry in record.stages.values() if entry.error), "stopped"))
     if failure is not None and record.state is not RunState.GATE_ERROR:
-        return _failed(view, failure)
+        return _failed(view, failure, state.root)
     output = sys.stderr if as_json else sys.stdout
     with unbroken(output):
         print_summary(record, view, state.root, output)
-    return view, outcome_code(record)
+    return Answer(view, outcome_code(record))
 
 
 def _attempt(config: PipelineConfig, root: Path, watcher: RunObserver) -> BaseException | None:
     """Run the flow in this process; return what stopped it, or None when it ended by itself."""
-    use_home(root)
     try:
+        prepare_root(root)  # Before the server: on a full disk it would only say that it did not come up.
+        use_home(root)
         with prefect_server(root) as server, observed_by(watcher):
             from flows.post_training import post_training  # Imports Prefect, while its server starts.
 
             if server is not None:
                 server.wait_until_ready()
-            post_training(config)
+            try:
+                post_training(config)
+            except Exception as error:
+                if server is not None and as_tidegate_error(error) is None and server.met_full_disk():
+                    raise server.failure("cannot write") from error
+                raise
     except (Exception, KeyboardInterrupt) as error:
         return error
     return None
 
 
-def _interrupted(view: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def _interrupted(view: dict[str, Any]) -> Answer:
     print("interrupted; the same command again continues", file=sys.stderr)
-    return view, EXIT_INTERRUPTED
+    return Answer(view, EXIT_INTERRUPTED)
 
 
-def _failed(view: dict[str, Any], failure: BaseException | None) -> tuple[dict[str, Any], int]:
+def _failed(view: dict[str, Any], failure: BaseException | None, root: Path) -> Answer:
     assert isinstance(failure, Exception)
-    known = as_tidegate_error(failure)
-    code = report_error(failure)
-    message = str(known or failure)
-    error = {"type": type(known or failure).__name__, "message": message, "exit_code": code}
-    return {**view, "error": error}, code
+    return failed(failure, view, root)
 
 
 def outcome_code(record: RunRecord) -> int:

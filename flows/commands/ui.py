@@ -9,20 +9,30 @@ from pathlib import Path
 
 from flows.config import resolve_root
 from tasks.prefect_home import API_URL_VARIABLE, prefect_server, use_home
+from tasks.roots import prepare_root
+from tasks.runs import missing_root
 from tasks.servers import Server, free_port, running_server
-from training_core.errors import ServerUnreachableError
+from training_core.errors import ConfigurationError
 
 POLL_SECONDS = 1.0
 
 
-def serve(root: Path | None, mlflow_port: int, prefect_port: int) -> None:
+def serve(root: str | Path | None, mlflow_port: int, prefect_port: int) -> None:
     """Serve until Ctrl-C (exit 130) or until a server ends by itself.
 
     Raises:
+        ConfigurationError: the root does not exist or may not be written, or both ports are the same.
+        DiskFullError: there is no room for the servers' databases.
         ServerUnreachableError: a server did not come up, or ended.
     """
+    if mlflow_port == prefect_port:
+        raise ConfigurationError(
+            f"--mlflow-port and --prefect-port are both {mlflow_port}. Give each server a port of its own"
+        )
     where = resolve_root(root)
-    where.mkdir(parents=True, exist_ok=True)
+    if not where.exists():
+        raise ConfigurationError(missing_root(where))
+    prepare_root(where)
     use_home(where)
     # `ui` shows this root; a server of someone else has a user interface of its own.
     os.environ.pop(API_URL_VARIABLE, None)
@@ -43,7 +53,7 @@ def _watch(servers: list[Server]) -> None:
     while True:
         for server in servers:
             if server.process.poll() is not None:
-                raise ServerUnreachableError(f"{server.name} ended; its output is in {server.log_path}")
+                raise server.failure("ended")
         time.sleep(POLL_SECONDS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from data_checks.formats import RowError, parse_pair, parse_prompt, split_transc
 from data_checks.readers import parse_line, read_rows
 from data_checks.rows import Finding, PairRow, RawRow, Reason, Turn
 from data_checks.tables import pair_table, prompt_table
-from training_core.errors import DataError
+from training_core.errors import ConfigurationError, DataError
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 OTHER = {"role": "assistant", "content": "Go away"}
@@ -94,7 +95,7 @@ def test_detection_says_why(write_rows: Any, good_pairs: Any) -> None:
 
 def test_ambiguous_and_unknown_formats_are_errors() -> None:
     transcript = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
-    with pytest.raises(DataError, match=r"ambiguous.*Choose format: pairs .* or format: hh"):
+    with pytest.raises(DataError, match=r"ambiguous.*Write format: pairs .* or format: hh.* beside its path"):
         detect("f", [{**transcript, "prompt": "a"}])
     with pytest.raises(DataError, match="ambiguous"):
         detect("f", [transcript, {"chosen": "a", "rejected": "b"}])
@@ -141,11 +142,12 @@ def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
         ("a.jsonl", b"\n \n", "holds no rows"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-9], "damaged gzip"),
         ("a.jsonl", gzip.compress(b"{}"), "holds gzip"),
-        ("a.jsonl.gz", b"{}", "holds plain text"),
+        ("a.jsonl.gz", b"{}", "holds neither gzip nor Parquet"),
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         ("a.jsonl", b"PAR1rest", "holds Parquet"),
         ("a.parquet", b"PAR1rest of it PAR1", "damaged Parquet"),
-        ("a.parquet", b"{}", "no Parquet file"),
-        ("a.csv", b"a,b", "unknown kind.*Allowed endings"),
+        ("a.parquet", b"PAR1rest of it", "cut short after 14 bytes"),
+        ("a.parquet", b"{}", "holds neither gzip nor Parquet"),
     ],
 )
 def test_unreadable_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -155,9 +157,48 @@ def test_unreadable_files(tmp_path: Path, name: str, content: bytes, message: st
         read_rows(path, name)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no file"):
-        read_rows(tmp_path / "nothing.jsonl", "nothing.jsonl")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing.jsonl", r"^data\.x: nothing.jsonl does not exist\. Did you mean .*nothing.ndjson\?$"),
+        ("folder", r"is a folder\. It holds: b\.jsonl\. Allowed: a file whose name ends in \.jsonl, .* or \.parquet"),
+        ("a.csv", r"unknown kind\. Allowed: .*read_csv"),
+        ("a.json", r"unknown kind\. Allowed: .*one JSON object a line"),
+        ("a.txt", r"unknown kind\. Allowed: [^:]*\.parquet$"),
+        ("away.jsonl", r"is a link to gone\.jsonl, and that target is missing"),
+        ("pipe.jsonl", "is no ordinary file"),
+    ],
+)
+def test_files_of_other_kinds_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b.jsonl").touch()
+    (tmp_path / "nothing.ndjson").touch()
+    (tmp_path / "away.jsonl").symlink_to("gone.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for other in ("a.csv", "a.json", "a.txt"):
+        (tmp_path / other).write_text("a")
+    with pytest.raises(ConfigurationError, match=message):
+        read_rows(tmp_path / name, name, f"data.x: {name}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{\n"prompt": "a"\n}\n', "none of its 3 rows could be read; row 1: .*JSON text over many lines.*jq -c"),
+        (b'[{"prompt": "a"}]', "its only row could not be read; row 1: the line is a list, not an object.*jq -c"),
+        (b'{"prompt": "\xe9"}\n' * 2, "none of its 2 rows .* row 1: byte 12 of the line is not UTF-8.*as UTF-8$"),
+    ],
+)
+def test_a_file_without_any_readable_row_says_why(tmp_path: Path, check: Any, content: bytes, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"^data\.preferences\.0\.path: .*rows\.jsonl: {message}"):
+        check(path)
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
+    for field in ("eval_prompts", "rl_prompts"):
+        with pytest.raises(DataError, match=rf"^data\.{field}: .*rows\.jsonl: {message}"):
+            check(good, **{field: str(path)})
 
 
 def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:

@@ -124,7 +124,11 @@ def test_too_many_bad_rows_exit_3_with_the_quarantine_written(
     blank = [{"prompt": f"b{index}", "chosen": "", "rejected": "x"} for index in range(10)]
     _, directory = stage([write_rows([*good_pairs, *blank])])
     assert main([str(directory.spec_path)], STAGES) == 3
-    assert "10 of 50 rows (20.0%) empty_response, for example pairs.jsonl:41" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "quarantined_fraction is 20 % of the preference rows (10 of 50), allowed: at most 5 %" in message
+    assert "raise data.max_quarantined_fraction" in message
+    where = "pairs.jsonl:41 (chosen: turn 1 of the answer is blank after trimming), pairs.jsonl:42"
+    assert f"10 of 50 rows (20.0%) empty_response, for example {where}" in message
     assert directory.result() is None
     assert pq.read_table(directory.outputs_path / "quarantine.parquet").num_rows == 10
     assert json.loads((directory.outputs_path / "report" / "report.json").read_text())["verdict"] == "fail"
@@ -133,8 +137,11 @@ def test_too_many_bad_rows_exit_3_with_the_quarantine_written(
 def test_all_rows_bad_is_a_refusal(write_rows: Any, stage: Any) -> None:
     blank = [{"prompt": f"b{index}", "chosen": "", "rejected": "x"} for index in range(10)]
     spec, directory = stage([write_rows(blank)])
-    with pytest.raises(DataError, match="rows_kept is 0 pairs"):
+    with pytest.raises(DataError, match="rows_kept is 0 pairs, allowed: at least 2 pairs") as caught:
         run_stage_here(spec, directory, STAGES)
+    # What follows from there being no pair would only hide the reason.
+    assert "num_train_pairs" not in str(caught.value)
+    assert str(caught.value).count("data.min_pairs") == 1
 
 
 def test_empty_file_is_a_refusal(write_rows: Any, stage: Any) -> None:
@@ -145,7 +152,9 @@ def test_empty_file_is_a_refusal(write_rows: Any, stage: Any) -> None:
 
 def test_no_validation_prompt_is_a_refusal(good_pairs: Any, write_rows: Any, stage: Any) -> None:
     spec, directory = stage([write_rows(good_pairs[:5])], validation_fraction=1e-6)
-    with pytest.raises(DataError, match=r"num_validation_pairs is 0 pairs.*raise validation_fraction"):
+    with pytest.raises(
+        DataError, match=r"num_validation_pairs is 0 pairs, allowed: at least 1 pair: .*raise data\.validation_fraction"
+    ):
         run_stage_here(spec, directory, STAGES)
 
 
@@ -165,7 +174,7 @@ def test_missing_inputs_are_named(good_pairs: Any, write_rows: Any, stage: Any) 
         run_stage_here(spec, directory, STAGES)
     spec, directory = stage([path])
     lost = spec.model_copy(update={"config": {**spec.config, "rl_prompts": "rl.jsonl"}})
-    with pytest.raises(ConfigurationError, match="rl_prompts is set in the config, but the spec has no input"):
+    with pytest.raises(ConfigurationError, match=r"data\.rl_prompts is set in the config, but the spec has no input"):
         run_stage_here(lost, directory, STAGES)
 
 

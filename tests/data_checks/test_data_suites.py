@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,9 @@ import pytest
 from data_checks.config import CheckDataConfig
 from data_checks.metrics import ROW_SCHEMA, dataset_metrics, row_metrics, suite_parameters
 from data_checks.report import SUITES, build_report, refusal, run_checks
+from data_checks.rows import ADVICE
 from data_checks.suites import Check, completeness_check, exception_message, load_suite, overall_verdict, run_suite
+from data_checks.wording import describe_check
 
 
 @pytest.fixture
@@ -190,6 +193,34 @@ def test_a_kept_value_that_fails_is_not_stored(data: Any, config: CheckDataConfi
     assert '"unexpected_count": 1' in json.dumps(stored)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (("rows_kept", 1, 2, "pairs", (2, None)), "rows_kept is 1 pair, allowed: at least 2 pairs"),
+        (("quarantined_fraction", 0.025, 0, "fraction", (None, 0.001)), "(1 of 40), allowed: at most 0.1 %"),
+        (
+            ("eval_prompts_quarantined_fraction", 0.0, 0, "fraction", (None, 0.05)),
+            "is 0 % of the rows of data.eval_prompts, allowed: at most 5 %",
+        ),
+        (("chosen_longer_share", 0.75, 0, "fraction", (0.4, 0.6)), "75 % of the kept pairs, allowed: 40 % to 60 %"),
+        (("rows_unaccounted", 3, 0, "rows", (0, 0)), "is 3 rows, allowed: 0 rows"),
+        (("prompt_within_limit", 3, 0, "rows", None), "is 3 rows, allowed: none"),
+        (("chosen_longer_share", None, 0, "fraction", (0.4, 0.6)), "chosen_longer_share is not known"),
+    ],
+)
+def test_checks_in_words(data: Any, values: tuple[Any, ...], words: str) -> None:
+    name, value, threshold, unit, limits = values
+    found = describe_check(Check(name, "critical", value, threshold, unit, "fail", limits=limits), data)
+    assert words in found
+
+
+def test_no_advice_names_a_field_without_its_section() -> None:
+    advice = [item["meta"]["advice"] for name in SUITES for item in load_suite(name)["expectations"]]
+    for text in [*advice, *ADVICE.values()]:
+        for field in CheckDataConfig.model_fields:
+            assert not re.search(rf"(?<!data\.)\b{field}\b", text) or "_" not in field, text
+
+
 def test_refusal_names_the_three_worst_reasons_with_rows(write_rows: Any, good_pairs: Any, check: Any) -> None:
     blank = [{"prompt": f"b{index}", "chosen": " ", "rejected": "x"} for index in range(7)]
     same = [{"prompt": f"s{index}", "chosen": "x", "rejected": "x"} for index in range(3)]
@@ -199,12 +230,12 @@ def test_refusal_names_the_three_worst_reasons_with_rows(write_rows: Any, good_p
     checks, _ = run_checks(data, config)
     message = refusal(data, checks, "the/folder")
     assert message is not None
-    assert "quarantined_fraction is 0.2453 fraction (allowed: 0.05)" in message
+    assert "quarantined_fraction is 24.53 % of the preference rows (13 of 53), allowed: at most 5 %" in message
     worst = [line for line in message.splitlines() if line.startswith("- preferences:")]
     assert [line.split(") ")[1].split(",")[0] for line in worst] == [
         "empty_response",
         "identical_responses",
         "malformed_json",
     ]
-    assert f"{path}:41, {path}:42" in worst[0]
+    assert f"{path}:41 (chosen: turn 1 of the answer is blank after trimming), {path}:42" in worst[0]
     assert "the/folder/quarantine.parquet" in message

@@ -53,7 +53,7 @@ gate:
   min_clusters: 30
   num_resamples: 1000
 registry: {model_name: tiny}
-launch: {num_threads: 1}
+launch: {num_threads: 2}
 """
 TRAINING = ("sft_intake", "check_data", "reward_model", "grpo")
 TRAIN = f"""

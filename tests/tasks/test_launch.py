@@ -36,9 +36,11 @@ from training_core.errors import (
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
 from training_core.records import StageSpec
+from training_core.stages import STAGES
 
 LAUNCH = LaunchConfig(grace_seconds=5.0)
 CONFIGURATION = {"steps": 1}
+VERSION = STAGES["grpo"].version
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def launch(workspace) -> Callable[..., Any]:  # type: ignore[no-untyped-def]
     def _launch(script: dict[str, Any] | None = None, launch: LaunchConfig = LAUNCH, **named: Any) -> Any:
         if script is not None:
             workspace.script({"grpo": script})
-        spec = StageSpec(stage="grpo", stage_version=1, config=CONFIGURATION, seed=1)
+        spec = StageSpec(stage="grpo", stage_version=VERSION, config=CONFIGURATION, seed=1)
         return run_stage_process("scripted_stages", spec, stage_directory(workspace), launch, **named)
 
     return _launch
@@ -56,7 +58,7 @@ def launch(workspace) -> Callable[..., Any]:  # type: ignore[no-untyped-def]
 
 def stage_directory(workspace: Any) -> StageDirectory:
     return StageDirectory.of_spec(
-        workspace.root, StageSpec(stage="grpo", stage_version=1, config=CONFIGURATION, seed=1)
+        workspace.root, StageSpec(stage="grpo", stage_version=VERSION, config=CONFIGURATION, seed=1)
     )
 
 
@@ -224,7 +226,7 @@ from tasks.config import LaunchConfig
 from tasks.launch import run_stage_process
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageSpec
-spec = StageSpec(stage="grpo", stage_version=1, config={CONFIGURATION!r}, seed=1)
+spec = StageSpec(stage="grpo", stage_version={VERSION}, config={CONFIGURATION!r}, seed=1)
 directory = StageDirectory.of_spec(Path({str(workspace.root)!r}), spec)
 run_stage_process("scripted_stages", spec, directory, LaunchConfig(grace_seconds=5.0))
 """

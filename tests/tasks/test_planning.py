@@ -75,6 +75,13 @@ def test_the_most_similar_finished_stage_is_compared_with(scripted) -> None:  # 
     why = plan(scripted, "algorithm.clip_low=0.3", "algorithm.group_size=8")["grpo"].why
     assert why in ("algorithm.group_size: 4 -> 8", "algorithm.clip_low: 0.4 -> 0.3")
     assert "seed: 1 -> 9" in plan(scripted, "seed=9")["sft_intake"].why
+    # A field is named by its whole path, also where a stage's config is one section.
+    assert plan(scripted, "checkpoint.dtype=bfloat16")["sft_intake"].why == "checkpoint.dtype: 'source' -> 'bfloat16'"
+    assert plan(scripted, "data.min_pairs=3")["check_data"].why == "data.min_pairs: 100 -> 3"
+    (scripted.path / "mine.jinja").write_text("{{ messages }}")
+    template = plan(scripted, "checkpoint.chat_template=mine.jinja")["sft_intake"]
+    assert template.why == "input chat_template is new"
+    assert plan(scripted, "data.max_response_tokens=9")["check_data"].why == "data.max_response_tokens: null -> 9"
 
 
 def test_moving_files_and_changing_how_to_run_changes_nothing(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -141,12 +148,66 @@ def test_a_digest_in_the_config_is_held_to(scripted) -> None:  # type: ignore[no
         ("data.preferences.0.path=pars.jsonl", ["data.preferences.0.path", "Did you mean", "pairs.jsonl"]),
         ("checkpoint.source=modle", ["checkpoint.source", "Did you mean"]),
         ("data.eval_prompts=no/where.jsonl", ["data.eval_prompts", "does not exist either"]),
+        ("data.preferences.0.path=other.jsonl", ["0.path: other.jsonl does not exist. Looked for", "relative to"]),
+        ("data.preferences.0.path=~no-such-user/a.jsonl", ["data.preferences.0.path: ~no-such-user", "home"]),
+        (f"data.rl_prompts={'a' * 300}.jsonl", ["data.rl_prompts: aaa", "cannot be read: File name too long"]),
+        ("checkpoint.source=owner/some-model", ["write hub:owner/some-model and checkpoint.revision"]),
+        ("checkpoint.source=away", ["checkpoint.source: away is a link to gone, and that target is missing"]),
+        ("checkpoint.chat_template=away", ["checkpoint.chat_template: away is a link to gone"]),
+        # Of a kind that no stage reads.
+        ("data.preferences.0.path=model", ["data.preferences.0.path: model is a folder. Allowed"]),
+        ("data.eval_prompts=rows.csv", ["data.eval_prompts: rows.csv is of an unknown kind. Allowed", "read_csv"]),
+        ("data.preferences.0.path=rows.txt", ["rows.txt is of an unknown kind. Allowed"]),
+        ("checkpoint.source=pairs.jsonl", ["pairs.jsonl is neither a folder nor a .gguf file"]),
+        ("checkpoint.source=model/model.safetensors", ["Did you mean the folder", "model?"]),
+        ("checkpoint.chat_template=model", ["checkpoint.chat_template", "is no file"]),
+        ("checkpoint.chat_template=blank.jinja", ["blank.jinja is blank"]),
+        ("checkpoint.chat_template=latin.jinja", ["latin.jinja is not UTF-8 text (byte 0)"]),
     ],
 )
-def test_missing_files(scripted, setting: str, wanted: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_files_that_no_stage_could_read(scripted, setting: str, wanted: list[str]) -> None:  # type: ignore[no-untyped-def]
+    (scripted.path / "away").symlink_to("gone")
+    for name, content in (("rows.csv", b"a"), ("rows.txt", b"a"), ("blank.jinja", b" "), ("latin.jinja", b"\xe9")):
+        (scripted.path / name).write_bytes(content)
     with pytest.raises(ConfigurationError) as caught:
         plan(scripted, setting)
     assert all(part in str(caught.value) for part in wanted), str(caught.value)
+
+
+def test_a_name_that_is_not_near_is_not_suggested(scripted) -> None:  # type: ignore[no-untyped-def]
+    (scripted.path / "pairs.png").touch()
+    for setting in ("data.preferences.0.path=prompts.jsonl", "checkpoint.source=pairs", "data.rl_prompts=model"):
+        with pytest.raises(ConfigurationError) as caught:
+            plan(scripted, setting)
+        assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "wanted"),
+    [
+        ("pairs.jsonl", b"", DataError, "data.preferences.0.path: pairs.jsonl holds no rows"),
+        ("model/model.safetensors", b"", ArtifactError, "model.safetensors is not a whole safetensors file"),
+        ("model/model.safetensors", None, ArtifactError, "has no model.safetensors"),
+        ("model/old.bin", b"", ArtifactError, "holds pickled files, which can run any code when loaded: old.bin"),
+        ("model/config.json", None, ArtifactError, "config.json is missing"),
+    ],
+)
+def test_what_a_stage_would_refuse_at_once_is_refused_before(
+    scripted,
+    name: str,
+    content: bytes | None,
+    error: type[Exception],
+    wanted: str,  # type: ignore[no-untyped-def]
+) -> None:
+    if content is None:
+        (scripted.path / name).unlink()
+    else:
+        (scripted.path / name).write_bytes(content)
+    for attempt in (plan, run):
+        with pytest.raises(error) as caught:
+            attempt(scripted)
+        assert wanted in str(caught.value)
+    assert not scripted.root.exists()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +235,15 @@ def test_sections_that_do_not_fit(scripted, settings: list[str], wanted: str) ->
     with pytest.raises(ConfigurationError) as caught:
         config_of(scripted, *settings)
     assert wanted in str(caught.value), str(caught.value)
+
+
+def test_conflicts_are_problems_of_their_own_where_they_were_written(scripted) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError) as caught:
+        config_of(scripted, "data.max_prompt_tokens=2048", "evaluation.num_prompts=10", "gate.primary.metric=x")
+    head, *lines = str(caught.value).splitlines()
+    assert head == "the configuration has 3 problems:"
+    fields = ["data.max_prompt_tokens", "gate.primary.metric", "evaluation.num_prompts"]
+    assert [line.split(":")[0].strip() for line in lines] == [f"--set {field}" for field in fields]
 
 
 def test_an_answer_longer_than_the_model_reads(scripted) -> None:  # type: ignore[no-untyped-def]

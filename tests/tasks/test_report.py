@@ -14,6 +14,7 @@ import pytest
 
 from tasks.report import clean_text, show_duration, stage_charts, write_report
 from tasks.report_svg import Series, line_chart, nice_ticks, rule_track, show_number
+from training_core.errors import ArtifactError
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)> \x00\x1b[31m \u202egnirts </div></main> & {{ 7*7 }}'
 VOID = {"meta", "br", "img", "hr", "link", "input"}
@@ -260,6 +261,14 @@ def test_an_unfinished_run_still_has_a_report(tmp_path):
     assert "run without a name" in page.text
     assert "TrainingDivergedError: loss is <nan>" in page.text
     assert "no stage has started" in parse(write_report({**run, "stages": []}, tmp_path / "r2.html")).text
+
+
+@pytest.mark.parametrize("name", ["samples.parquet", "quarantine.parquet"])
+def test_a_damaged_table_is_named(run, tmp_path, name):
+    (path,) = tmp_path.rglob(name)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ArtifactError, match=f"{name} is damaged.*Delete that stage's directory"):
+        write_report(run, tmp_path / "report.html", root=tmp_path)
 
 
 def test_the_same_run_gives_the_same_bytes(run, tmp_path):

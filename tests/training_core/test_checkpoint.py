@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,29 @@ def test_checkpoints_keep_the_newest_and_pass_over_damage(tmp_path: Path) -> Non
     (tmp_path / "step_000002" / "manifest.json").unlink()
     with pytest.raises(ArtifactError, match="none of them is whole"):
         store.latest()
+
+
+def test_checkpoints_are_ordered_by_number_and_a_copy_is_none(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (999_998, 999_999, 1_000_000):
+        store.save(step, write_state(str(step)))
+    assert store.latest().step == 1_000_000
+    shutil.copytree(tmp_path / "step_1000000", tmp_path / "step_1000000 (copy)")
+    store.save(1_000_001, write_state("last"))
+    names = ["step_1000000", "step_1000000 (copy)", "step_1000001"]
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == names
+    assert store.latest().step == 1_000_001
+
+
+@pytest.mark.parametrize(
+    "manifest", ["[]", "{}", '{"step": 2}', '{"step": 2, "files": []}', "3", '{"step": 1, "files": {}}']
+)
+def test_a_manifest_of_another_shape_or_step_is_damage(tmp_path: Path, manifest: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2):
+        store.save(step, write_state(str(step)))
+    (tmp_path / "step_000002" / "manifest.json").write_text(manifest)
+    assert store.latest().step == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

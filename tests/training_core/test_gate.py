@@ -327,6 +327,17 @@ def test_all_guards_must_hold_and_each_failure_is_named():
     ]
 
 
+def test_every_threshold_says_which_side_is_allowed():
+    same = {"length": [3.0] * NUM_PROMPTS}
+    guards = [MaximumGuard(metric="length", maximum=2), RatioRangeGuard(metric="length")]
+    report = decide(binary(84), binary(80), config(*guards), None, same, same)
+    details = " | ".join(rule.detail for rule in (*report.guards, report.primary))
+    for words in ("(allowed: at most 2)", "(allowed: 0.8 to 1.25)", "(needed: at least +5.00 %)", "(needed: above 0)"):
+        assert words in details
+    report = decide(binary(84), binary(80), config(min_prompts=300))
+    assert "(gate.min_prompts allows at least 300)" in report.reasons[0]
+
+
 def test_the_champion_must_not_be_beaten_by_its_successor_only_in_part():
     assert decide(binary(120), binary(80), champion=binary(110)).verdict is Verdict.PASS
     report = decide(binary(120), binary(80), champion=binary(160))

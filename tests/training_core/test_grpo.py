@@ -24,9 +24,11 @@ from training_core.registries import REWARD_RULES
 from training_core.rewards.combine import RewardPart
 from training_core.rollout.base import SamplingSettings, WeightReport
 from training_core.rollout.scripted import ScriptedEngine
+from training_core.stages import policy_forward
 from training_core.stages.grpo import build_optimizer, load_prompts, load_reference
+from training_core.stages.grpo_signal import ScoredBatch
 from training_core.stages.grpo_step import GrpoTrainer
-from training_core.stages.grpo_update import GrpoUpdater, ScoredBatch
+from training_core.stages.grpo_update import GrpoUpdater
 
 SEED = 3
 
@@ -235,6 +237,23 @@ def test_one_update_has_ratio_one_with_the_kl_in_the_reward(tiny_checkpoint: Pat
     updater.forward = rounding  # type: ignore[method-assign]
     metrics = updater.update(2, scored_batch(trainer))
     assert metrics["policy/ratio_mean"] == 1.0
+
+
+def test_only_passes_that_train_compute_the_entropy(
+    tiny_checkpoint: Path, grpo_stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, original = [], policy_forward.token_logprobs
+
+    def spy(*arguments: Any, **keywords: Any) -> Any:
+        asked.append((torch.is_grad_enabled(), keywords["with_entropy"]))
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(policy_forward, "token_logprobs", spy)
+    engine = ScriptedEngine(answers_of, [])
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(kl=KLS["reward"]), engine)
+    metrics = trainer.updater.update(2, scored_batch(trainer))
+    assert set(asked) == {(True, True), (False, False)}
+    assert metrics["policy/entropy_nats"] == pytest.approx(math.log(512), rel=0.02)
 
 
 def without_signal_first(trainer: GrpoTrainer) -> ScoredBatch:

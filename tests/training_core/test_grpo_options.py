@@ -7,7 +7,8 @@ from typing import Any, get_args
 import pytest
 
 from training_core.config.algorithms import AggregationConfig, GrpoConfig, KlInLoss
-from training_core.config.rewards import RewardConfig
+from training_core.config.evaluation import EvaluationConfig
+from training_core.config.rewards import RewardConfig, RuleConfig
 from training_core.config.rollout import RolloutConfig
 from training_core.registries import (
     ADVANTAGE_ESTIMATORS,
@@ -36,6 +37,7 @@ def literal_of(config: Any, field: str) -> set[str]:
         (AGGREGATIONS, names_of(AggregationConfig, "kind")),
         (ROLLOUT_ENGINES, names_of(RolloutConfig, "engine")),
         (REWARD_RULES, names_of(RewardConfig, "kind") - {"reward_model"}),
+        (REWARD_RULES, names_of(RuleConfig, "kind")),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
@@ -43,13 +45,14 @@ def test_configs_and_registries_offer_the_same_names(registered: Any, offered: s
     assert set(registered) == offered
 
 
+def test_evaluation_measures_with_the_rules_that_can_be_rewards() -> None:
+    annotation = EvaluationConfig.model_fields["metrics"].annotation
+    assert get_args(annotation) == (RuleConfig,)
+
+
 def test_every_field_says_what_it_is() -> None:
+    variants = [GrpoConfig]
     for union in (RewardConfig, RolloutConfig, AggregationConfig):
-        for variant in get_args(get_args(union)[0]):
-            undocumented = [
-                name
-                for name, field in variant.model_fields.items()
-                if not field.description and name not in ("kind", "engine")
-            ]
-            assert not undocumented, variant
-    assert [name for name, field in GrpoConfig.model_fields.items() if not field.description] == ["name"]
+        variants += get_args(get_args(union)[0])
+    for variant in variants:
+        assert [name for name, field in variant.model_fields.items() if not field.description] == [], variant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,14 @@ def test_the_fresh_head_depends_on_the_seed_only(tiny_checkpoint: Path) -> None:
 def test_a_folder_without_reward_model_is_refused(tiny_checkpoint: Path) -> None:
     with pytest.raises(ArtifactError, match="no reward model can be loaded"):
         load_reward_model(tiny_checkpoint)
+
+
+@pytest.mark.parametrize("key", ["score_mean", "score_std", "base_prefix"])
+def test_a_reward_config_without_its_scale_is_refused(
+    model: RewardModel, tiny_checkpoint: Path, tmp_path: Path, key: str
+) -> None:
+    save_reward_model(model, tiny_checkpoint, tmp_path, {})
+    path = tmp_path / "reward_config.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
+    with pytest.raises(ArtifactError, match=key):
+        load_reward_model(tmp_path)

@@ -19,6 +19,7 @@ from training_core.config.intake import IntakeConfig
 from training_core.errors import ArtifactError, ConfigurationError, ServerUnreachableError
 from training_core.models import hub
 from training_core.models.loading import load_causal_lm, load_tokenizer
+from training_core.models.source_files import check_source
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import path_digest, tree_digest, weights_digest
 from training_core.protocol.directory import StageDirectory
@@ -126,7 +127,7 @@ def test_the_token_that_ends_answers_becomes_eos(folder: Path, tmp_path: Path) -
 
 def test_a_template_file_takes_the_place_of_the_checkpoints(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ArtifactError, match="no chat template"):
+    with pytest.raises(ArtifactError, match=r"/source: the checkpoint has no chat template"):
         take_in(tmp_path / "none", IntakeConfig(source=str(folder)))
     template = tmp_path / "mine.jinja"
     template.write_text(
@@ -134,6 +135,9 @@ def test_a_template_file_takes_the_place_of_the_checkpoints(folder: Path, tmp_pa
         "{% if add_generation_prompt %}[assistant] {% endif %}"
     )
     take_in(tmp_path / "run", IntakeConfig(source=str(folder), chat_template=str(template)))
+    (tmp_path / "bad.jinja").write_text("{{ nothing")
+    with pytest.raises(ArtifactError, match=r"with the template of checkpoint\.chat_template: .*does not render"):
+        take_in(tmp_path / "bad", IntakeConfig(source=str(folder), chat_template=str(tmp_path / "bad.jinja")))
     assert load_tokenizer(tmp_path / "run" / "outputs" / "tokenizer").chat_template == template.read_text()
 
 
@@ -229,9 +233,56 @@ def template_changes_the_prompt(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages | length }}" + text)
 
 
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def adapter(folder: Path) -> None:
+    no_config(folder)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def folder_of_checkpoints(folder: Path) -> None:
+    shutil.copytree(folder, folder / "checkpoint-500")
+    no_config(folder)
+
+
+def dangling_link(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/abc")
+
+
+def lfs_pointer(folder: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
+    (folder / "model.safetensors").write_text(text)
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]")
+
+
+def integer_weights(folder: Path) -> None:
+    save_file({"a": torch.zeros(2, dtype=torch.int8)}, folder / "model.safetensors")
+
+
+NEEDS_A_LIBRARY = (
+    *(unknown_architecture, not_causal, nan_weight, no_tokenizer),
+    *(template_drops_answers, template_doubles_bos, template_changes_the_prompt),
+)
+"""What is found only once transformers has read the files."""
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (empty, "is empty. A checkpoint folder needs config.json"),
+        (adapter, "is a LoRA adapter, not a model. Merge it"),
+        (folder_of_checkpoints, r"config\.json is missing\. Did you mean .*checkpoint-500\?"),
+        (dangling_link, r"model\.safetensors is a link to \.\./\.\./blobs/abc, and that target is missing"),
+        (lfs_pointer, r"model\.safetensors is Git LFS' stand-in .* `git lfs pull`"),
+        (broken_config, "must hold a JSON object, found list"),
+        (integer_weights, "stores its weights as I8"),
         (pickled, r"pytorch_model\.bin.*save_pretrained"),
         (pickle_beside, r"extra\.pt.*delete these files"),
         (cut_data, r"model\.safetensors is not a whole safetensors file: its tensors need"),
@@ -256,8 +307,12 @@ def template_changes_the_prompt(folder: Path) -> None:
 )
 def test_refusals(folder: Path, tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
     spoil(folder)
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match=message) as caught:
         take_in(tmp_path / "run", IntakeConfig(source=str(folder)))
+    if spoil not in NEEDS_A_LIBRARY:  # A plan says the same, with the same words.
+        with pytest.raises(ArtifactError) as early:
+            check_source(folder)
+        assert str(early.value) == str(caught.value)
     assert not (tmp_path / "run" / "outputs" / "model" / "model.safetensors").exists()
 
 

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType
 from training_core.config.intake import IntakeConfig
 from training_core.errors import ArtifactError
 from training_core.models.chat import encode_conversation
-from training_core.models.gguf import is_gguf, load_gguf
+from training_core.models.gguf import load_gguf
+from training_core.models.gguf_file import PACKINGS, check_gguf, is_gguf
 from training_core.models.loading import load_causal_lm, load_tokenizer
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import path_digest, tree_digest
@@ -131,7 +132,10 @@ def test_float32_may_be_asked_for(packed: Path, tmp_path: Path) -> None:
     assert take_in(tmp_path, packed, dtype="float32").summary["dtype"] == "float32"
 
 
-@pytest.mark.parametrize(("keep", "message"), [(3, "no GGUF file"), (2000, "cannot be read as a GGUF")])
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [(3, "no GGUF file"), (20, "needs more than the 20 bytes"), (2000, "needs more than the 2000 bytes")],
+)
 def test_damaged_files_are_refused(packed: Path, tmp_path: Path, keep: int, message: str) -> None:
     file = tmp_path / "cut.gguf"
     file.write_bytes(packed.read_bytes()[:keep])
@@ -143,8 +147,89 @@ def test_damaged_files_are_refused(packed: Path, tmp_path: Path, keep: int, mess
 def test_a_file_cut_within_its_tensors_is_refused(packed: Path, tmp_path: Path) -> None:
     file = tmp_path / "cut.gguf"
     file.write_bytes(packed.read_bytes()[:-5000])
-    with pytest.raises(ArtifactError, match="cannot be read as a GGUF"):
+    with pytest.raises(ArtifactError, match=r"its tensors end at byte \d+, the file has \d+ bytes\. Copy or download"):
         take_in(tmp_path / "run", file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty. Copy or download it again"),
+        (b"\x10\0\0\0\0\0\0\0{", "it looks like a safetensors file. Name the folder that holds it"),
+        (b"PK\x03\x04", "it looks like pickled weights"),
+        (b"tjgg", "the format that came before GGUF"),
+        (b"<!DOCTYPE html>", "it looks like a web page"),
+        (b"version https://git-lfs.github.com/spec/v1", "Fetch it with `git lfs pull`"),
+        (b"parrot", "it starts with b'parr', not with GGUF"),
+    ],
+)
+def test_files_of_another_kind_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError) as caught:
+        check_gguf(file)
+    assert str(file) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def change(packed: Path, tmp_path: Path, place: int, value: bytes) -> Path:
+    """Return a copy of the file with other bytes at one place."""
+    content = bytearray(packed.read_bytes())
+    content[place : place + len(value)] = value
+    (tmp_path / "changed.gguf").write_bytes(content)
+    return tmp_path / "changed.gguf"
+
+
+@pytest.mark.parametrize(("number", "name"), [(15, "Q8_K"), (99, "number 99")])
+def test_a_packing_that_cannot_be_undone_is_named(packed: Path, tmp_path: Path, number: int, name: str) -> None:
+    tensor = b"blk.0.attn_q.weight"
+    place = packed.read_bytes().index(tensor) + len(tensor) + 4 + 2 * 8  # After the number of dimensions, and two.
+    with pytest.raises(ArtifactError, match=rf"{tensor.decode()} is packed as {name}, which cannot be unpacked"):
+        check_gguf(change(packed, tmp_path, place, number.to_bytes(4, "little")))
+
+
+def test_versions_and_nonsense_in_the_header(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="of version 1; allowed: 2, 3"):
+        check_gguf(change(packed, tmp_path, 4, b"\x01\0\0\0"))
+    kind = packed.read_bytes().index(b"general.architecture") + len(b"general.architecture")
+    with pytest.raises(ArtifactError, match=r"its header is malformed at byte \d+ \(a value of type 77\)"):
+        check_gguf(change(packed, tmp_path, kind, b"\x4d\0\0\0"))
+
+
+def write_small(path: Path, architecture: str = "llama", parts: int = 1, tensors: bool = True) -> Path:
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_uint16("split.count", parts)
+    if tensors:
+        writer.add_tensor("token_embd.weight", torch.zeros(2, 32).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_parts_vocabularies_and_unknown_architectures(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"one part of 3\. Join them with `llama-gguf-split --merge`"):
+        check_gguf(write_small(tmp_path / "part.gguf", parts=3))
+    with pytest.raises(ArtifactError, match="a vocabulary, not a model"):
+        check_gguf(write_small(tmp_path / "vocabulary.gguf", tensors=False))
+    unknown = write_small(tmp_path / "parrot.gguf", architecture="parrot")
+    assert check_gguf(unknown).architecture == "parrot"
+    with pytest.raises(ArtifactError, match=r"architecture parrot\) cannot be read .* its architecture or metadata"):
+        load_gguf(unknown)
+
+
+def test_the_allowed_packings_are_those_that_can_be_undone() -> None:
+    possible = set()
+    for kind in GGMLQuantizationType:
+        plain = {GGMLQuantizationType.F32: "float32", GGMLQuantizationType.F16: "float16"}.get(kind)
+        block = torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy()
+        try:
+            gguf.quants.dequantize(block.view(plain) if plain else block, kind)
+        except NotImplementedError:
+            continue
+        possible.add(kind.name)
+    assert possible == set(PACKINGS)
 
 
 @pytest.mark.slow

@@ -52,6 +52,19 @@ def test_equals_log_softmax_for_every_chunk_size(chunk_size: int, temperature: f
     assert not entropy.requires_grad
 
 
+def test_without_entropy_the_log_probs_are_the_same_bits_and_entropy_is_no_number() -> None:
+    hidden, weight, targets, incoming = example(torch.float32)
+    found = []
+    for with_entropy in (True, False):
+        logprobs, entropy = token_logprobs(
+            hidden, weight, targets, temperature=0.7, chunk_size=4, with_entropy=with_entropy
+        )
+        assert bool(entropy.isnan().all()) is not with_entropy
+        found.append((logprobs, *torch.autograd.grad((logprobs * incoming).sum(), (hidden, weight))))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_results_are_float32_over_a_bfloat16_product() -> None:
     hidden, weight, targets, incoming = example(torch.float32)
     logprobs, entropy = token_logprobs(hidden, weight, targets, matmul_dtype=torch.bfloat16)

@@ -304,3 +304,17 @@ def test_log_is_json_lines(stage_home: Path) -> None:
     assert process.wait(30) == 0
     rows = [json.loads(line) for line in directory.log_path.read_text().splitlines()]
     assert any("is complete" in row["message"] for row in rows)
+
+
+def test_a_directory_that_may_only_be_read_is_judged_by_its_heartbeat(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from training_core.protocol import lock
+
+    class Unwritable(lock.FileLock):
+        def acquire(self, *_arguments: object, **_named: object) -> None:
+            raise PermissionError(13, "Permission denied", str(tmp_path / "lock"))
+
+    with lock.directory_lock(tmp_path):
+        monkeypatch.setattr(lock, "FileLock", Unwritable)
+        assert lock.is_locked(tmp_path)
+        monkeypatch.setattr(lock, "STALE_AFTER_SECONDS", 0.0)
+        assert not lock.is_locked(tmp_path)

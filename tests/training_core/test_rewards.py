@@ -12,8 +12,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from training_core.config.algorithms import GrpoStageConfig
+from training_core.config.evaluation import EvaluateStageConfig
 from training_core.config.rewards import RewardConfig, RewardModelReward, check_part_names
 from training_core.errors import ConfigurationError, EvaluationError
+from training_core.models.chat import encode_conversation
 from training_core.models.heads import (
     load_reward_model,
     new_reward_model,
@@ -154,6 +157,38 @@ def test_a_custom_reward_that_cannot_be_imported_is_a_configuration_error() -> N
         REWARD_RULES["custom"](config)
 
 
+def test_a_custom_reward_whose_module_fails_is_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "custom_reward_unfinished.py").write_text("def score(prompts:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = CONFIGS.validate_python({"kind": "custom", "import_path": "custom_reward_unfinished:score"})
+    with pytest.raises(ConfigurationError, match="SyntaxError"):
+        REWARD_RULES["custom"](config)
+
+
+def test_a_custom_reward_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "custom_reward_raising.py").write_text(
+        "def score(prompts, answers, context):\n    return {}[answers[0]]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = CONFIGS.validate_python({"kind": "custom", "import_path": "custom_reward_raising:score"})
+    with pytest.raises(EvaluationError, match=r"custom_reward_raising:score raised KeyError\('x'\) on 1 answers"):
+        REWARD_RULES["custom"](config)(PROMPTS[:1], ["x"], context([1]))
+
+
+def test_an_overlong_buffer_beyond_a_whole_answer_is_refused_before_anything_is_sampled() -> None:
+    rule = {"kind": "soft_overlong", "buffer_tokens": 17}
+    rollout = {"engine": "transformers", "max_new_tokens": 16}
+    algorithm = {"name": "grpo", "num_steps": 1, "optimizer": {"learning_rate": 1e-3}}
+    with pytest.raises(ValidationError, match="at most max_new_tokens = 16"):
+        GrpoStageConfig.model_validate({"algorithm": algorithm, "rollout": rollout, "rewards": [rule]})
+    with pytest.raises(ValidationError, match="at most max_new_tokens = 16"):
+        EvaluateStageConfig.model_validate({"evaluation": {"metrics": [rule]}, "rollout": rollout})
+    longer = {"metrics": [rule], "sampling": {"max_new_tokens": 17}}
+    assert EvaluateStageConfig.model_validate({"evaluation": longer, "rollout": rollout}).max_new_tokens == 17
+
+
 def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model = new_reward_model(tiny_checkpoint, seed=0)
     model.score_mean, model.score_std = 0.25, 0.5
@@ -173,21 +208,73 @@ def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_p
     assert scores(clip=1e-3) == [pytest.approx(-1e-3)] * 2
 
 
-def test_sampled_ids_are_scored_as_they_are_up_to_the_whole_context(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """An answer cut at the end of the context has no room for an end-of-turn token, and gets none."""
-    save_reward_model(new_reward_model(tiny_checkpoint, seed=0), tiny_checkpoint, tmp_path / "rm", {})
-    model = load_reward_model(tmp_path / "rm")
-    limit = model.backbone.config.max_position_embeddings
-    sequences = [tuple(5 + i % 200 for i in range(limit)), (5, 6, 7, 8)]
+@pytest.fixture(scope="module")
+def reward_folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reward") / "rm"
+    save_reward_model(new_reward_model(tiny_checkpoint, seed=0), tiny_checkpoint, folder, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy whose ids mean nothing to the reward model: another template is another tokenizer."""
+    folder = tmp_path_factory.mktemp("policy") / "other"
+    shutil.copytree(tiny_checkpoint, folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def part_of(reward_folder: Path, policy: Path) -> Any:
     config = RewardModelReward(kind="reward_model", dtype="float32", normalise=False)
-    about = replace(context([limit - 3, 1]), sequences=sequences)
-    part = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
-    answers = ["not looked at", "nor this"]
-    assert part(PROMPTS[:2], answers, about) == score_token_ids(model, sequences, 0)
-    # With another tokenizer the ids mean nothing to the reward model: it reads the text.
-    other = tmp_path / "other"
-    shutil.copytree(tiny_checkpoint, other)
-    (other / "chat_template.jinja").write_text("{{ messages }}")
-    part = load_reward_part(config, tmp_path / "rm", other, torch.device("cpu"))
-    conversations = [(PROMPTS[0], [Message(role="assistant", content=answer)]) for answer in answers]
-    assert part(PROMPTS[:2], answers, about) == score_texts(model, load_tokenizer(tiny_checkpoint), conversations)
+    return load_reward_part(config, reward_folder, policy, torch.device("cpu"))
+
+
+ANSWERED = [StopReason.LENGTH, StopReason.EOS]
+
+
+def test_sampled_ids_are_scored_as_they_are_up_to_the_whole_context(tiny_checkpoint: Path, reward_folder: Path) -> None:
+    """An answer cut at the end of the context has no room for an end-of-turn token, and gets none."""
+    model, eos = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint).eos_token_id
+    limit = model.backbone.config.max_position_embeddings
+    sequences = [tuple(5 + i % 200 for i in range(limit)), (5, 6, 7, eos)]
+    about = replace(context([limit - 3, 1], ANSWERED), sequences=sequences)
+    found = part_of(reward_folder, tiny_checkpoint)(PROMPTS[:2], ["not looked at", "nor this"], about)
+    assert found == score_token_ids(model, sequences, 0)
+
+
+def test_an_answer_is_read_at_the_end_token_of_training(tiny_checkpoint: Path, reward_folder: Path) -> None:
+    """A policy may have several end-of-answer tokens; the reward model never saw the others at an answer's end."""
+    model, eos = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint).eos_token_id
+    about = replace(context([2, 2], [StopReason.EOS] * 2), sequences=[(5, 6, 7, 9), (5, 6, 7, eos)])
+    found = part_of(reward_folder, tiny_checkpoint)(PROMPTS[:2], ["x", "x"], about)
+    assert found == [score_token_ids(model, [(5, 6, 7, eos)], 0)[0]] * 2
+
+
+def test_another_tokenizer_reads_the_text_and_ends_no_answer_that_was_cut(
+    tiny_checkpoint: Path, reward_folder: Path, other_tokenizer: Path
+) -> None:
+    model, tokenizer = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint)
+    about = replace(context([2, 1], ANSWERED), sequences=[(1, 2), (3, 4)])
+    answers = ["a river", "bread"]
+    found = part_of(reward_folder, other_tokenizer)(PROMPTS[:2], answers, about)
+    whole = [
+        encode_conversation(tokenizer, PROMPTS[0], [Message(role="assistant", content=answer)])[0] for answer in answers
+    ]
+    assert found == score_token_ids(model, [whole[0][:-1], whole[1]], 0)
+
+
+def test_a_conversation_beyond_the_reward_models_positions_is_missing(
+    tiny_checkpoint: Path, reward_folder: Path, other_tokenizer: Path
+) -> None:
+    model = load_reward_model(reward_folder)
+    limit = model.backbone.config.max_position_embeddings
+    sequences = [[5] * (limit + 1), [5, 6, 7]]
+    about = replace(context([limit - 3, 1], [StopReason.LENGTH] * 2), sequences=sequences)
+    [missing, score] = part_of(reward_folder, tiny_checkpoint)(PROMPTS[:2], ["x", "y"], about)
+    assert missing is None
+    assert score == score_token_ids(model, sequences[1:], 0)[0]
+    combined = score_answers(
+        [RewardPart("model", 1.0, part_of(reward_folder, other_tokenizer))], PROMPTS[:2], ["no " * limit, "y"], about
+    )
+    assert [total is None for total in combined.totals] == [True, False]
+    assert combined.metrics()["reward/missing_fraction"] == 0.5

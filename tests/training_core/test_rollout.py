@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,14 @@ from transformers import PreTrainedModel
 from training_core.config.rollout import TransformersRolloutConfig, VllmRolloutConfig
 from training_core.errors import ConfigurationError, DataError, WeightVersionError
 from training_core.models.loading import load_causal_lm
+from training_core.protocol.digests import weights_digest
 from training_core.records import StopReason
 from training_core.rollout.base import (
     LogprobsKind,
     RolloutRequest,
     SamplingSettings,
     WeightReport,
+    check_report,
     check_rollouts,
     hand_over_weights,
 )
@@ -136,6 +139,33 @@ def test_top_p_keeps_at_least_one_token() -> None:
 
 def named(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
     return list(model.named_parameters())
+
+
+def test_until_the_first_load_an_engine_holds_the_checkpoint_it_was_built_from(tiny_checkpoint: Path) -> None:
+    config = TransformersRolloutConfig(engine="transformers", dtype="float32", max_new_tokens=6)
+    fresh = build_engine(config, tiny_checkpoint, max_prompt_tokens=5)
+    assert fresh.reported_weights() is None
+    with pytest.raises(WeightVersionError, match="holds the checkpoint it was built from"):
+        check_report(fresh.reported_weights(), 0, "0" * 64)
+    rollouts = fresh.generate(requests(), SamplingSettings(2))
+    check_rollouts(rollouts, requests(), 0, weights_digest(tiny_checkpoint))
+    report = hand_over_weights(fresh, named(load_causal_lm(tiny_checkpoint)), version=7)
+    assert fresh.reported_weights() == report
+    check_rollouts(fresh.generate(requests(), SamplingSettings(2)), requests(), 7, report.sha256)
+
+
+def test_a_digest_is_of_names_shapes_and_values_in_the_engines_dtype() -> None:
+    """Pinned: a checkpoint's metrics and an evaluation's settings name weights by such digests."""
+    tensors = [("b", torch.tensor([[1.0, 1.0 + 2**-12]])), ("a", torch.zeros(2))]
+    engine = ScriptedEngine(lambda request: ([1], [-0.5]), [1])
+    engine._dtype = torch.bfloat16
+    rounded = [("a", torch.zeros(2)), ("b", torch.ones(1, 2))]
+    assert engine.weights_digest_of(tensors) == engine.weights_digest_of(rounded)
+    lines = ""
+    for name, shape, values in (("a", "(2,)", b"\0\0" * 2), ("b", "(1, 2)", b"\x80\x3f" * 2)):
+        header = "\0".join((name, "torch.bfloat16", shape, "")).encode()
+        lines += f"{name}\0{sha256(header + values).hexdigest()}\n"
+    assert engine.load_weights(tensors, 3).sha256 == sha256(lines.encode()).hexdigest()
 
 
 def test_weights_are_handed_over_and_reported(tiny_checkpoint: Path, engine: TransformersEngine) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from training_core.config.base import Config
 from training_core.config.optimizer import OptimizerConfig
-from training_core.config.rewards import RewardConfig, check_part_names
+from training_core.config.rewards import RewardConfig, check_overlong_buffers, check_part_names
 from training_core.config.rollout import RolloutConfig
 
 
@@ -16,6 +16,7 @@ class NoKl(Config):
     """No term keeps the policy near the reference."""
 
     placement: Literal["none"] = "none"
+    """Chooses this variant: the distance to the reference does not count."""
     measure: bool = False
     """Load the reference all the same and report the KL. Default: false, which saves a forward pass and the memory."""
 
@@ -28,6 +29,7 @@ class KlInReward(Config):
     """
 
     placement: Literal["reward"]
+    """Chooses this variant: the distance counts in each answer's reward."""
     coefficient: float = Field(gt=0.0)
     """Reward units per nat. No default: it depends on the reward's scale."""
 
@@ -36,6 +38,7 @@ class KlInLoss(Config):
     """KL to the reference as a term of the loss at every token."""
 
     placement: Literal["loss"]
+    """Chooses this variant: the distance counts in the loss of each token."""
     coefficient: float = Field(gt=0.0)
     """Weight of the term, reward units per nat. No default: it depends on the reward's scale."""
     objective: Literal["reverse", "forward"] = "reverse"
@@ -77,24 +80,28 @@ class TokenMean(Config):
     """Every token of the optimizer step weighs the same (DAPO, arXiv 2503.14476, equation 12)."""
 
     kind: Literal["token_mean"] = "token_mean"
+    """Chooses this variant: the mean over all tokens."""
 
 
 class SequenceMeanTokenMean(Config):
     """Every answer weighs the same, and every token within it (GRPO, arXiv 2402.03300, equation 3)."""
 
     kind: Literal["sequence_mean_token_mean"]
+    """Chooses this variant: the mean over answers of the mean over tokens."""
 
 
 class SequenceMeanTokenSum(Config):
     """The mean over answers of the sum over tokens: the policy gradient of whole answers."""
 
     kind: Literal["sequence_mean_token_sum"]
+    """Chooses this variant: the mean over answers of the sum over tokens."""
 
 
 class ConstantNormaliser(Config):
     """The sum over tokens, divided by answers times a constant (Dr. GRPO, arXiv 2503.20783)."""
 
     kind: Literal["constant"]
+    """Chooses this variant: the sum over tokens, divided by a constant."""
     num_tokens: int = Field(ge=1)
     """The constant, in tokens; Dr. GRPO uses the token limit."""
 
@@ -108,6 +115,7 @@ class GrpoConfig(Config):
     """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300)."""
 
     name: Literal["grpo"]
+    """Chooses this algorithm: group relative policy optimisation."""
     num_steps: int = Field(ge=1)
     """Rollouts to do; each is followed by `num_epochs * num_minibatches` optimizer updates. No default: it is the
     budget."""
@@ -180,6 +188,11 @@ class GrpoStageConfig(Config):
     @classmethod
     def _names(cls, rewards: list[RewardConfig]) -> list[RewardConfig]:
         return check_part_names(rewards)
+
+    @model_validator(mode="after")
+    def _buffers_fit(self) -> GrpoStageConfig:
+        check_overlong_buffers(self.rewards, self.rollout.max_new_tokens)
+        return self
 
     @property
     def needs_reward_model(self) -> bool:

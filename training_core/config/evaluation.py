@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from training_core.config.base import Config
 from training_core.config.gate import REWARD_MODEL_METRIC
-from training_core.config.rewards import (
-    ContainsReward,
-    CustomReward,
-    ExactMatchReward,
-    LengthReward,
-    RegexReward,
-    RepetitionReward,
-    SentimentReward,
-    SoftOverlongReward,
-    TruncationReward,
-)
+from training_core.config.rewards import RuleConfig, check_overlong_buffers
 from training_core.config.rollout import RolloutConfig
 
 LENGTH_METRIC = "length_tokens"
@@ -28,20 +18,6 @@ SAME_OPENING_METRIC = "same_opening"
 KL_METRIC = "kl_to_reference"
 ALWAYS_MEASURED = (LENGTH_METRIC, TRUNCATED_METRIC, REPETITION_METRIC, SAME_OPENING_METRIC)
 RESERVED_NAMES = (*ALWAYS_MEASURED, KL_METRIC, REWARD_MODEL_METRIC, "num_tokens")
-
-GoldMetricConfig = Annotated[
-    LengthReward
-    | RegexReward
-    | ContainsReward
-    | ExactMatchReward
-    | TruncationReward
-    | SoftOverlongReward
-    | RepetitionReward
-    | SentimentReward
-    | CustomReward,
-    Field(discriminator="kind"),
-]
-"""The rules that can be rewards; here they are measures that training need not have seen."""
 
 
 class EvaluationSampling(Config):
@@ -58,12 +34,13 @@ class EvaluationSampling(Config):
 class EvaluationConfig(Config):
     """What is measured on the held-out prompts, besides `length_tokens`, `truncated`, `repetition`, `same_opening`."""
 
-    metrics: list[GoldMetricConfig] = Field(default_factory=list)
+    metrics: list[RuleConfig] = Field(default_factory=list)
     """Gold metrics, independent of the reward model: rules of the kinds that rewards have. The metric's name is the
     rule's `name`, by default its kind; weights play no part."""
     reward_model: bool = False
     """Score answers with the pipeline's reward model as well: metric `reward_model_score`, in standard deviations of
-    the scores on its training pairs."""
+    the scores on its held-out pairs, by the rules of the reward of that kind. A conversation longer than its positions
+    has no score (null, counted in `num_missing`)."""
     kl: bool = True
     """Estimate the divergence from the reference: metric `kl_to_reference`, nats an answer. Costs one more forward
     pass of model and reference over every answer."""
@@ -78,6 +55,9 @@ class EvaluationConfig(Config):
     max_tokens_per_batch: int = Field(default=1024, ge=1)
     """Most tokens, padding included, in one forward pass of reward model or KL estimate. Default: 1024; on a CPU with
     135 M parameters, 4096 took a seventh longer, and needs four times the memory for activations."""
+    share_prefix: bool = True
+    """Let reward model and KL estimate compute what all conversations start with, the chat template's system message,
+    only once. Same result up to rounding, less work; needs a model whose attention takes a cache. Default: true."""
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
@@ -111,3 +91,8 @@ class EvaluateStageConfig(Config):
     def max_new_tokens(self) -> int:
         """Longest answer in tokens: that of `evaluation.sampling`, else that of `rollout`."""
         return self.evaluation.sampling.max_new_tokens or self.rollout.max_new_tokens
+
+    @model_validator(mode="after")
+    def _buffers_fit(self) -> Self:
+        check_overlong_buffers(self.evaluation.metrics, self.max_new_tokens)
+        return self

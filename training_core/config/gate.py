@@ -43,6 +43,7 @@ class NonInferiorityGuard(Config):
     """The metric may not be worse than the reference's by more than a margin, with confidence 1 - alpha."""
 
     kind: Literal["non_inferiority"] = "non_inferiority"
+    """Chooses this guard: not worse than the reference by more than a margin."""
     metric: str
     """Name of a metric of the evaluation."""
     margin: float = Field(ge=0)
@@ -55,6 +56,7 @@ class MaximumGuard(Config):
     """The candidate's mean may not exceed a cap."""
 
     kind: Literal["maximum"] = "maximum"
+    """Chooses this guard: a cap on the candidate's mean."""
     metric: str
     """Name of a metric of the evaluation."""
     maximum: float
@@ -65,6 +67,7 @@ class RatioRangeGuard(Config):
     """The candidate's mean divided by the reference's must lie in a range."""
 
     kind: Literal["ratio_range"] = "ratio_range"
+    """Chooses this guard: a range for candidate divided by reference."""
     metric: str
     """Name of a metric of the evaluation whose mean is positive, such as `length_tokens`."""
     minimum: float = Field(default=0.8, ge=0)
@@ -83,6 +86,7 @@ class MaximumIncreaseGuard(Config):
     """The candidate's mean may exceed the reference's by at most this much."""
 
     kind: Literal["maximum_increase"] = "maximum_increase"
+    """Chooses this guard: a cap on the increase over the reference."""
     metric: str
     """Name of a metric of the evaluation."""
     maximum_increase: float = Field(ge=0)

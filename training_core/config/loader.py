@@ -18,15 +18,29 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from training_core.config.problems import describe_problems
+from training_core.config.paths import describe_missing
+from training_core.config.problems import Problem, describe_problems
 from training_core.errors import ConfigurationError
-from training_core.registry import nearest_name
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 DataPath = tuple[str | int, ...]
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
+CONFIG_SUFFIXES = (".yaml", ".yml")
 PLAIN_TYPES = (str, int, float, bool, type(None))
+
+
+YAML_ADVICE = {
+    r"'\t'": "Indent with spaces, not with tabs",
+    "mapping values are not allowed here": "A value that holds `: ` must be in quotes; else look at the indentation",
+    "but found another document": "Put one config into a file, without a line of `---` after its start",
+    "but got": "A bracket or quote is not closed, on this line or before it",
+    "<stream end>": "A bracket or quote is not closed",
+    "while scanning": "A quote is not closed",
+    "expected <block end>": "Look at the indentation: the fields of one section start in one column",
+    "could not find expected ':'": "Write `key: value`, with a space after the colon",
+}
+"""Part of a YAML library's message -> what to do."""
 
 
 @dataclass
@@ -67,6 +81,7 @@ def load_config(model: type[ModelT], files: Sequence[Path], settings: Sequence[s
 def load_layer(files: Sequence[Path], settings: Sequence[str] = ()) -> ConfigLayer:
     """Return the merged, not yet validated values."""
     merged = ConfigLayer()
+    merged.origins[()] = ", ".join(map(str, files)) or "config"
     for file in files:
         merge_layer(merged, read_layer(file))
     for setting in settings:
@@ -78,13 +93,16 @@ def validate_layer(model: type[ModelT], layer: ConfigLayer) -> ModelT:
     try:
         return model.model_validate(layer.values)
     except ValidationError as error:
-        problems = describe_problems(error, model, layer.values)
-        lines = [
-            f"{layer.origin(problem.path)}: {dotted(problem.path) or '(top level)'}: {problem.text}"
-            for problem in problems
-        ]
+        lines = [_problem_line(layer, problem) for problem in describe_problems(error, model)]
         count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
         raise ConfigurationError(f"the configuration has {count}:\n  " + "\n  ".join(lines)) from None
+
+
+def _problem_line(layer: ConfigLayer, problem: Problem) -> str:
+    origin, path = layer.origin(problem.path), dotted(problem.path)
+    # The path is said once: not after a setting of that path, nor before a text that starts with it.
+    said = origin == f"--set {path}" or problem.text.startswith(path)
+    return f"{origin}: {problem.text if said else f'{path}: {problem.text}'}"
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -100,8 +118,8 @@ def read_layer(file: Path) -> ConfigLayer:
     """
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(_unreadable(file, error)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"config file {_unreadable(file, error)}") from None
     root = _compose(text, str(file))
     if root is None:
         return ConfigLayer()
@@ -148,8 +166,6 @@ def apply_setting(layer: ConfigLayer, setting: str, origin: str | None = None) -
         raise ConfigurationError(f"--set {setting}: write it as path.to.field=value, for example --set seed=3")
     origin = origin or f"--set {text.strip()}"
     node = _compose(raw, origin)
-    origins: dict[DataPath, str] = {}
-    value = None if node is None else _convert(node, (), origin, origins, ())
     container: Any = layer.values
     path: DataPath = ()
     for part in parts[:-1]:
@@ -163,9 +179,8 @@ def apply_setting(layer: ConfigLayer, setting: str, origin: str | None = None) -
     key = _step(container, parts[-1], path, setting)
     path = (*path, key)
     _forget(layer, path)
-    container[key] = value
     layer.origins[path] = origin
-    layer.origins.update({(*path, *below): origin for below in origins})
+    container[key] = None if node is None else _convert(node, path, origin, layer.origins, ())
 
 
 def _step(container: Any, part: str, path: DataPath, setting: str) -> str | int:
@@ -191,7 +206,9 @@ def _compose(text: str, origin: str) -> Node | None:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = _at(origin, mark.line) if mark is not None else origin
-        raise ConfigurationError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+        problem = str(error.problem or error.context)
+        advice = next((f". {text}" for start, text in YAML_ADVICE.items() if start in problem), "")
+        raise ConfigurationError(f"{where}: not valid YAML: {problem}{advice}") from None
     except YAMLError as error:
         raise ConfigurationError(f"{origin}: not valid YAML: {error}") from None
 
@@ -241,8 +258,11 @@ def _convert_scalar(node: Node, path: DataPath, origin: str) -> Any:
     try:
         value = reader.constructor.construct_object(node)
     except (YAMLError, ValueError) as error:
-        problem = getattr(error, "problem", None) or error
-        raise ConfigurationError(f"{where}: {dotted(path)}: {problem}") from None
+        problem = str(getattr(error, "problem", None) or error)
+        if "constructor" in problem:
+            tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            problem = f"the tag {tag} is not read: write a plain value"
+        raise ConfigurationError(f"{where}: {dotted(path)}: {problem}. Text goes in quotes") from None
     if not isinstance(value, PLAIN_TYPES):
         return str(node.value)  # A date or a binary: the text as written, for the field's own check to judge.
     if isinstance(value, float) and not math.isfinite(value):
@@ -259,9 +279,13 @@ def _kind(node: Node) -> str:
 
 
 def _unreadable(file: Path, error: Exception) -> str:
-    if not isinstance(error, FileNotFoundError):
-        return f"config file {file} cannot be read: {error}"
-    siblings = [p.name for p in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
-    near = nearest_name(file.name, siblings)
-    hint = f" Did you mean {file.parent / near}?" if near else ""
-    return f"config file {file} does not exist.{hint}"
+    if isinstance(error, FileNotFoundError):
+        return f"{file} {describe_missing(file, CONFIG_SUFFIXES)}"
+    if isinstance(error, IsADirectoryError):
+        there = sorted(entry.name for entry in file.iterdir() if entry.name.endswith(CONFIG_SUFFIXES))
+        held = f" It holds: {', '.join(there[:5])}." if there else ""
+        return f"{file} is a folder.{held} Name a YAML file"
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"{file}:{line} is not UTF-8 text (byte {error.start}). Save it as UTF-8"
+    return f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"

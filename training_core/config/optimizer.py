@@ -13,6 +13,7 @@ class ConstantSchedule(Config):
     """The learning rate stays as it is after the warm-up."""
 
     kind: Literal["constant"] = "constant"
+    """Chooses this schedule: constant after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly to its full value; step `warmup_steps` has the full value."""
 
@@ -21,6 +22,7 @@ class LinearSchedule(Config):
     """The learning rate falls linearly from the end of the warm-up to the last step."""
 
     kind: Literal["linear"] = "linear"
+    """Chooses this schedule: a straight line down."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly to its full value; step `warmup_steps` has the full value."""
     final_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -31,6 +33,7 @@ class CosineSchedule(Config):
     """The learning rate falls along half a cosine from the end of the warm-up to the last step."""
 
     kind: Literal["cosine"] = "cosine"
+    """Chooses this schedule: half a cosine down."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly to its full value; step `warmup_steps` has the full value."""
     final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -26,14 +27,17 @@ class _Reward(Config):
 class RewardModelReward(_Reward):
     """The score of the reward model that the pipeline trained.
 
-    Policy and reward model share a tokenizer, so what is scored is exactly the token ids that were sampled: an answer
-    cut by the token limit is scored as it stands, without the end-of-turn token that it never wrote. (A reward model
-    with another tokenizer is given the text instead, with an end-of-turn token after every answer.)
+    Policy and reward model share a tokenizer, so what is scored is exactly the token ids that were sampled. An answer
+    that ended is read at the end-of-turn token that the reward model was trained to be read at; one cut by the token
+    limit is scored as it stands, without the end-of-turn token that it never wrote. (A reward model with another
+    tokenizer is given the same as text.) A conversation longer than the reward model's positions has no score: it is
+    left out and counted in `reward/missing_fraction`. Evaluation scores by the same rules.
     """
 
     kind: Literal["reward_model"]
+    """Chooses this reward: the reward model's score."""
     normalise: bool = True
-    """Subtract the mean and divide by the standard deviation that the reward model had on its training pairs, so that
+    """Subtract the mean and divide by the standard deviation that the reward model had on its held-out pairs, so that
     weights of parts can be compared. Default: true, as OpenRLHF's `normalize_reward`."""
     clip: float | None = Field(default=None, gt=0.0)
     """Bound on the (normalised) score's absolute value. Default: none."""
@@ -47,6 +51,7 @@ class LengthReward(_Reward):
     """Closeness to a wanted length: 1 inside the range, falling linearly to 0 at `slack_tokens` outside of it."""
 
     kind: Literal["length"]
+    """Chooses this rule: closeness to a wanted length."""
     min_tokens: int = Field(default=0, ge=0)
     """Shortest answer with the full reward, in tokens without the end-of-turn token."""
     max_tokens: int = Field(ge=1)
@@ -65,6 +70,7 @@ class RegexReward(_Reward):
     """1 when the answer matches a regular expression, else 0."""
 
     kind: Literal["regex"]
+    """Chooses this rule: a match of a regular expression."""
     pattern: str
     """Python regular expression (module `re`)."""
     match: Literal["search", "full"] = "search"
@@ -86,6 +92,7 @@ class ContainsReward(_Reward):
     """The share of given phrases that the answer contains."""
 
     kind: Literal["contains"]
+    """Chooses this rule: the share of phrases that occur."""
     phrases: list[str] = Field(min_length=1)
     """Phrases to look for, none of them empty."""
     ignore_case: bool = True
@@ -103,6 +110,7 @@ class ExactMatchReward(_Reward):
     """1 when the answer equals the prompt row's reference, else 0; missing when the row has none."""
 
     kind: Literal["exact_match"]
+    """Chooses this rule: equality with the row's reference."""
     reference_key: str = "reference"
     """Key of the reference text in the prompt row's `extra`."""
     ignore_case: bool = False
@@ -113,12 +121,14 @@ class TruncationReward(_Reward):
     """-1 for an answer that the token limit cut, else 0."""
 
     kind: Literal["truncation"]
+    """Chooses this rule: a penalty for answers cut by the token limit."""
 
 
 class SoftOverlongReward(_Reward):
     """DAPO's soft overlong punishment: 0 up to a length, falling linearly to -1 at the token limit."""
 
     kind: Literal["soft_overlong"]
+    """Chooses this rule: a penalty that grows towards the token limit."""
     buffer_tokens: int = Field(ge=1)
     """Tokens before `max_new_tokens` over which the penalty grows (L_cache of DAPO, arXiv 2503.14476, equation 13)."""
 
@@ -127,6 +137,7 @@ class RepetitionReward(_Reward):
     """Minus the share of an answer's word n-grams that repeat an earlier one: 0 to -1."""
 
     kind: Literal["repetition"]
+    """Chooses this rule: a penalty for repeated word n-grams."""
     ngram: int = Field(default=4, ge=1)
     """Words in an n-gram. Default: 4, as in the seq-rep-4 measure of Welleck et al. 2020 (arXiv 1908.04319)."""
 
@@ -135,12 +146,14 @@ class SentimentReward(_Reward):
     """VADER's compound sentiment of the answer, -1 to 1, from its word list; no model."""
 
     kind: Literal["sentiment"]
+    """Chooses this rule: VADER's sentiment."""
 
 
 class CustomReward(_Reward):
     """A function of your own, without a fork."""
 
     kind: Literal["custom"]
+    """Chooses this rule: a function of your own."""
     import_path: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`; called as `function(prompts, answers, context, **parameters)`, it returns one float or
     None (no score) an answer. See training_core/rewards/base.py."""
@@ -148,9 +161,8 @@ class CustomReward(_Reward):
     """Keyword arguments for the function."""
 
 
-RewardConfig = Annotated[
-    RewardModelReward
-    | LengthReward
+_Rule = (
+    LengthReward
     | RegexReward
     | ContainsReward
     | ExactMatchReward
@@ -158,9 +170,13 @@ RewardConfig = Annotated[
     | SoftOverlongReward
     | RepetitionReward
     | SentimentReward
-    | CustomReward,
-    Field(discriminator="kind"),
-]
+    | CustomReward
+)
+
+RuleConfig = Annotated[_Rule, Field(discriminator="kind")]
+"""What needs no model of the pipeline: a reward in training, a measure of its own in evaluation."""
+
+RewardConfig = Annotated[RewardModelReward | _Rule, Field(discriminator="kind")]
 
 
 def check_part_names(rewards: list[RewardConfig]) -> list[RewardConfig]:
@@ -176,3 +192,17 @@ def check_part_names(rewards: list[RewardConfig]) -> list[RewardConfig]:
     if doubled:
         raise ValueError(f"two rewards are called {', '.join(doubled)}: give each a `name` of its own")
     return rewards
+
+
+def check_overlong_buffers(rules: Sequence[Config], max_new_tokens: int) -> None:
+    """Check that no soft overlong penalty starts before an answer's first token.
+
+    Raises:
+        ValueError: one does.
+    """
+    for rule in rules:
+        if isinstance(rule, SoftOverlongReward) and rule.buffer_tokens > max_new_tokens:
+            raise ValueError(
+                f"buffer_tokens of {rule.part_name!r} is {rule.buffer_tokens}, longer than a whole answer: write at "
+                f"most max_new_tokens = {max_new_tokens}"
+            )

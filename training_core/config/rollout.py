@@ -22,6 +22,7 @@ class VllmRolloutConfig(_Sampling):
     """vLLM inside the training process; its weights are replaced before each rollout."""
 
     engine: Literal["vllm"]
+    """Chooses this engine: vLLM."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the engine's weights and activations. Default: bfloat16, as in training with autocast."""
     kv_cache_gib: float = Field(default=1.0, gt=0.0)
@@ -34,6 +35,7 @@ class TransformersRolloutConfig(_Sampling):
     """A plain sampling loop over a transformers model: slower, without a compiled extension."""
 
     engine: Literal["transformers"]
+    """Chooses this engine: a sampling loop over transformers."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the engine's weights and activations. Default: bfloat16, as in training with autocast."""
     max_num_sequences: int = Field(default=32, ge=1)

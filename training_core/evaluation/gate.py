@@ -139,8 +139,8 @@ def _check_metric_names(scores: EvaluationScores, config: GateConfig) -> None:
     if unknown:
         raise ConfigurationError(
             f"the gate looks at {', '.join(map(repr, unknown))}, which the evaluation did not measure. "
-            f"Metrics there: {', '.join(sorted(known)) or 'none'}. Change gate.primary or gate.guards, or add the "
-            "metric to evaluation.metrics"
+            f"Metrics there: {', '.join(sorted(known)) or 'none'}. Change gate.primary.metric or the metrics of "
+            "gate.guards, or add it to evaluation.metrics"
         )
 
 
@@ -181,7 +181,7 @@ def _num_samples(model: ModelScores) -> int:
 
 
 def _at_least(name: str, number: int, minimum: int, what: str, key: str) -> Precondition:
-    return Precondition(name=name, holds=number >= minimum, detail=f"{number} {what} ({key} asks for {minimum})")
+    return Precondition(name=name, holds=number >= minimum, detail=f"{number} {what} ({key} allows at least {minimum})")
 
 
 def _finite_scores(scores: EvaluationScores, config: GateConfig) -> Precondition:
@@ -204,9 +204,8 @@ def _coverage(scores: EvaluationScores, config: GateConfig) -> Precondition:
             if share < config.min_coverage:
                 problems.append(f"{name} has {metric} scores for {100 * share:.2f} % of its answers")
     detail = "; ".join(problems) or "scores are complete"
-    return Precondition(
-        name="coverage", holds=not problems, detail=f"{detail} (gate.min_coverage asks for {config.min_coverage:.2%})"
-    )
+    allowed = f"gate.min_coverage allows at least {100 * config.min_coverage:.2f} %"
+    return Precondition(name="coverage", holds=not problems, detail=f"{detail} ({allowed})")
 
 
 def _metrics_by_model(scores: EvaluationScores):  # type: ignore[no-untyped-def]

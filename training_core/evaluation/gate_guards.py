@@ -55,7 +55,7 @@ def judge_guard(context: RuleContext, guard: GuardConfig) -> RuleRecord:
         baseline=REFERENCE,
         verdict=Verdict.PASS if holds else Verdict.FAIL,
         reason="" if holds else "above_maximum",
-        detail=f"{what} of {guard.metric} {interval.estimate:.4g} (allowed at most {limit:.4g})",
+        detail=f"{what} of {guard.metric} {interval.estimate:.4g} (allowed: at most {limit:.4g})",
         candidate_mean=float(candidate.mean()),
         baseline_mean=float(baseline.mean()),
         value=interval.estimate,
@@ -91,7 +91,7 @@ def _ratio_range(
     too_low, too_high = ratio < guard.minimum - TOLERANCE, ratio > guard.maximum + TOLERANCE
     detail = (
         f"mean {guard.metric} {theirs:.4g} -> {ours:.4g}, ratio {ratio:.3f} "
-        f"(allowed {guard.minimum:.4g} to {guard.maximum:.4g})"
+        f"(allowed: {guard.minimum:.4g} to {guard.maximum:.4g})"
     )
     return RuleRecord.model_validate(
         {

@@ -141,7 +141,8 @@ def judge_primary(context: RuleContext) -> RuleRecord:
         needed = context.needed(differences, rule.min_gain * unit if rule.min_gain > 0 else interval.estimate)
     detail = (
         f"{rule.metric} {means['baseline_mean']:.4g} -> {means['candidate_mean']:.4g}, gain {_show(gain, rule)} "
-        f"(need {_show(rule.min_gain, rule)}), lower bound of the difference {interval.lower:+.4g} (need > 0)"
+        f"(needed: at least {_show(rule.min_gain, rule)}), lower bound of the difference {interval.lower:+.4g} "
+        "(needed: above 0)"
     )
     if needed:
         detail += f"; about {needed} prompts would resolve it"
@@ -224,7 +225,7 @@ def judge_non_inferiority(
         needed = context.needed(differences, interval.estimate + margin)
     detail = (
         f"{metric} {theirs.mean():.4g} -> {ours.mean():.4g} against the {baseline}, "
-        f"difference {interval.estimate:+.4g}, lower bound {interval.lower:+.4g} (need at least {-margin:.4g})"
+        f"difference {interval.estimate:+.4g}, lower bound {interval.lower:+.4g} (needed: at least {-margin:.4g})"
     )
     if needed:
         detail += f"; about {needed} prompts would resolve it"

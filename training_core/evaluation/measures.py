@@ -10,8 +10,8 @@ from training_core.config.evaluation import (
     REPETITION_METRIC,
     SAME_OPENING_METRIC,
     TRUNCATED_METRIC,
-    GoldMetricConfig,
 )
+from training_core.config.rewards import RuleConfig
 from training_core.evaluation.samples import EvaluationPrompt, ModelSamples, add_scores
 from training_core.records import PromptRow, StopReason
 from training_core.registries import REWARD_RULES
@@ -27,7 +27,7 @@ def measure_answers(
     table: ModelSamples,
     rows: Sequence[PromptRow],
     prompts: Sequence[EvaluationPrompt],
-    rules: Sequence[GoldMetricConfig],
+    rules: Sequence[RuleConfig],
     max_new_tokens: int,
 ) -> None:
     """Add `length_tokens`, `truncated` (0 or 1), `repetition` (share of repeated word 4-grams),

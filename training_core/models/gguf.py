@@ -9,13 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from training_core.errors import ArtifactError
+from training_core.models.gguf_file import check_gguf
 from training_core.models.loading import check_loading_report
-
-GGUF_MAGIC = b"GGUF"
-
-
-def is_gguf(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() == ".gguf"
 
 
 def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -24,9 +19,7 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     Raises:
         ArtifactError: no whole GGUF file, or of an architecture or packing that transformers does not read.
     """
-    with path.open("rb") as stream:
-        if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-            raise ArtifactError(f"{path} is no GGUF file: it does not start with {GGUF_MAGIC.decode()}")
+    header = check_gguf(path)
     place: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **place)
@@ -38,13 +31,18 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             output_loading_info=True,
         )
     except Exception as error:  # The reader raises anything, from IndexError to struct.error.
+        # The file is whole, so the cause is what it holds; a library's words for it are seldom a sentence.
+        words = str(error).strip().splitlines() or [""]
         raise ArtifactError(
-            f"{path} cannot be read as a GGUF causal language model: {error!r}. Copy or download it again; if it is "
-            "whole, its architecture or packing is not supported: convert it to a safetensors folder elsewhere"
+            f"{path} (architecture {header.architecture or 'not named'}) cannot be read as a GGUF causal language "
+            f"model: {type(error).__name__}: {words[0][:200]}. The file is whole, so its architecture or metadata are "
+            "not supported: name the model's safetensors folder instead, or convert it to one elsewhere"
         ) from error
     model: PreTrainedModel = loaded[0]
     check_loading_report(loaded[1], path)
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ArtifactError(f"{path}: transformers left the weights packed; they cannot be trained")
+        raise ArtifactError(
+            f"{path}: transformers left the weights packed; they cannot be trained. Name the model's safetensors folder"
+        )
     model.train(False)
     return model, tokenizer

@@ -18,6 +18,7 @@ from training_core.data.batching import batches_by_tokens, pad_sequences
 from training_core.errors import ArtifactError, DataError, EvaluationError
 from training_core.models.chat import Messages, encode_conversation
 from training_core.models.loading import check_loading_report, copy_tokenizer_files, load_causal_lm
+from training_core.models.prefix import SharedPrefix, common_prefix
 from training_core.protocol.atomic import read_json, write_json
 from training_core.seeding import derive_seed
 
@@ -65,6 +66,10 @@ class RewardModel(nn.Module):
             inputs = {"attention_mask": attention_mask, "position_ids": positions.clamp(min=0)}
         # With padding on the right only, causal attention never shows it to a real token: no mask, a faster kernel.
         hidden = self.backbone(input_ids=input_ids, use_cache=False, **inputs).last_hidden_state
+        return self.read(hidden, attention_mask)
+
+    def read(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return float32 scores [batch] of last hidden states [batch, time, width], at each row's last real token."""
         last = hidden[torch.arange(len(hidden), device=hidden.device), last_positions(attention_mask)]
         with torch.autocast(hidden.device.type, enabled=False):
             scores: torch.Tensor = self.head(last.float()).squeeze(-1)
@@ -140,6 +145,8 @@ def load_reward_model(directory: Path, dtype: torch.dtype = torch.float32) -> Re
     """
     try:
         reward_config = read_json(directory / REWARD_CONFIG)
+        mean, std = float(reward_config["score_mean"]), float(reward_config["score_std"])
+        base_prefix = str(reward_config["base_prefix"])
         loaded: Any = AutoModel.from_pretrained(
             str(directory),
             dtype=dtype,
@@ -156,10 +163,10 @@ def load_reward_model(directory: Path, dtype: torch.dtype = torch.float32) -> Re
     backbone, report = loaded
     leftover = {name for name in report["unexpected_keys"] if name != HEAD_NAME}
     check_loading_report({**report, "unexpected_keys": leftover}, directory)
-    model = RewardModel(backbone, reward_config["base_prefix"])
+    model = RewardModel(backbone, base_prefix)
     with torch.no_grad():
         model.head.weight.copy_(head)
-    model.score_mean, model.score_std = float(reward_config["score_mean"]), float(reward_config["score_std"])
+    model.score_mean, model.score_std = mean, std
     return model
 
 
@@ -171,6 +178,7 @@ def score_token_ids(
     *,
     side: Literal["left", "right"] = "right",
     autocast: Literal["none", "bfloat16"] = "none",
+    share_prefix: bool = False,
 ) -> list[float]:
     """Return one score a sequence, in the order of the input.
 
@@ -184,6 +192,8 @@ def score_token_ids(
         max_tokens_per_batch: bound on rows x width of a batch.
         side: where the padding goes.
         autocast: "bfloat16" runs matrix products in bfloat16.
+        share_prefix: compute the ids that all sequences start with once: the same up to rounding, for less work. Only
+            with padding on the right; needs a model whose attention takes a cache.
 
     Raises:
         DataError: a sequence is empty or longer than the model's limit.
@@ -191,15 +201,19 @@ def score_token_ids(
     """
     check_lengths([len(sequence) for sequence in sequences], model.backbone.config.max_position_embeddings)
     distinct = list(dict.fromkeys(tuple(sequence) for sequence in sequences))
-    lengths = [len(sequence) for sequence in distinct]
+    start = common_prefix(distinct) if share_prefix and side == "right" else []
+    lengths = [len(sequence) - len(start) for sequence in distinct]
     score_of: dict[tuple[int, ...], float] = {}
     precision: Any = contextlib.nullcontext()
     if autocast == "bfloat16":
         precision = torch.autocast(model.device.type, dtype=torch.bfloat16)
     with torch.no_grad(), precision:
+        prefix = SharedPrefix(model.backbone, start) if start else None
         for batch in batches_by_tokens(lengths, max_tokens_per_batch):
-            input_ids, mask = pad_sequences([distinct[i] for i in batch], pad_token_id, side)
-            values = model(input_ids.to(model.device), mask.to(model.device)).tolist()
+            input_ids, mask = pad_sequences([distinct[i][len(start) :] for i in batch], pad_token_id, side)
+            input_ids, mask = input_ids.to(model.device), mask.to(model.device)
+            scored = model(input_ids, mask) if prefix is None else model.read(prefix.hidden(input_ids), mask)
+            values = scored.tolist()
             for index, value in zip(batch, values, strict=True):
                 score_of[distinct[index]] = value
     scores = [score_of[tuple(sequence)] for sequence in sequences]

@@ -22,7 +22,7 @@ def fetch_from_hub(repository: str, revision: str) -> Path:
     """
     if constants.HF_HUB_OFFLINE:
         raise ConfigurationError(
-            f"checkpoint.source hub:{repository} needs the network, but HF_HUB_OFFLINE is set. Unset it, or name a "
+            f"checkpoint.source: hub:{repository} needs the network, but HF_HUB_OFFLINE is set. Unset it, or name a "
             "local folder or .gguf file as checkpoint.source"
         )
     try:
@@ -31,7 +31,8 @@ def fetch_from_hub(repository: str, revision: str) -> Path:
         if isinstance(error, LocalEntryNotFoundError):
             raise unreachable(repository, error) from error
         raise ConfigurationError(
-            f"hub:{repository} at {revision} was not found, or needs a token in HF_TOKEN: {error}"
+            f"checkpoint.source: hub:{repository} at checkpoint.revision {revision} was not found, or is private: "
+            f"check both, and set HF_TOKEN if it needs a token ({first_line(error)})"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise unreachable(repository, error) from error
@@ -39,5 +40,11 @@ def fetch_from_hub(repository: str, revision: str) -> Path:
 
 def unreachable(repository: str, error: Exception) -> ServerUnreachableError:
     return ServerUnreachableError(
-        f"hub:{repository} cannot be fetched now: {error}. Run the same command again later, or name a local folder"
+        f"checkpoint.source: hub:{repository} cannot be fetched now: {first_line(error)}. Run the same command again "
+        "later, or name a local folder"
     )
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library says, without its paragraphs of advice."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,13 +1,19 @@
-"""What may be in a checkpoint folder: whole safetensors files and JSON; no pickles, no code."""
+"""What a checkpoint may be: a folder of whole safetensors files and JSON, no pickles, no code; or a whole GGUF file.
+
+Nothing here imports torch: a plan makes the same checks as the stage, before anything runs.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
 
-from training_core.errors import ArtifactError
+from training_core.config.paths import dangling_link, lfs_pointer
+from training_core.errors import ArtifactError, ConfigurationError
+from training_core.models.gguf_file import check_gguf, is_gguf
 from training_core.protocol.digests import file_digest
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -23,6 +29,48 @@ DTYPE_BITS = {
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
+def check_source(path: Path) -> None:
+    """Check a local checkpoint as far as that needs no model in memory.
+
+    Raises:
+        ConfigurationError: it is neither a folder nor a .gguf file.
+        ArtifactError: it is refused or damaged; the message names the file.
+    """
+    if is_gguf(path):
+        check_gguf(path)
+        return
+    if not path.is_dir():
+        hint = f". Did you mean the folder, {path.parent}?" if path.suffix == ".safetensors" else ""
+        raise ConfigurationError(
+            f"checkpoint.source: {path} is neither a folder nor a .gguf file. Allowed: a Hugging Face folder with "
+            f"safetensors, a .gguf file, or hub:owner/name{hint}"
+        )
+    check_folder(path)
+    stored_dtype(path)
+
+
+def read_template(path: Path) -> str:
+    """Return the text of a chat template file.
+
+    Raises:
+        ConfigurationError: it is no file, not UTF-8, or blank.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"checkpoint.chat_template: {path} is no file. Name a file with a Jinja template")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"checkpoint.chat_template: {path} is not UTF-8 text (byte {error.start}). Name a file with a "
+            "Jinja template"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"checkpoint.chat_template: {path} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise ConfigurationError(f"checkpoint.chat_template: {path} is blank. Write the template, or drop the field")
+    return text
+
+
 def check_folder(folder: Path) -> None:
     """Check a Hugging Face folder before any library opens it.
 
@@ -30,6 +78,8 @@ def check_folder(folder: Path) -> None:
         ArtifactError: pickled files, references to code, quantised weights, missing or damaged files.
     """
     refuse_pickles(folder)
+    refuse_dangling_links(folder)
+    refuse_other_folders(folder)
     config = read_object(folder / "config.json")
     refuse_code(folder / "config.json", config)
     for name in ("tokenizer_config.json", "generation_config.json"):
@@ -65,6 +115,42 @@ def refuse_pickles(folder: Path) -> None:
     )
 
 
+def refuse_dangling_links(folder: Path) -> None:
+    """Refuse links to missing files, of which a copied hub cache consists.
+
+    Raises:
+        ArtifactError: names the first one and its target.
+    """
+    for path in sorted(folder.iterdir()):
+        if dangling_link(path) is not None:
+            raise ArtifactError(
+                f"{path} is a link to {os.readlink(path)}, and that target is missing. Restore the target, or copy "
+                "the folder again with its links followed (cp -rL)"
+            )
+
+
+def refuse_other_folders(folder: Path) -> None:
+    """Refuse a folder without config.json, and say what it looks like.
+
+    Raises:
+        ArtifactError: it is empty, an adapter, or a folder of checkpoints.
+    """
+    if (folder / "config.json").exists():
+        return
+    needs = "A checkpoint folder needs config.json, *.safetensors and the tokenizer's files"
+    if not any(folder.iterdir()):
+        raise ArtifactError(f"{folder} is empty. {needs}")
+    if (folder / "adapter_config.json").is_file():
+        raise ArtifactError(
+            f"{folder} is a LoRA adapter, not a model. Merge it into its base model (peft: merge_and_unload()), save "
+            "that with save_pretrained(FOLDER), the tokenizer too, and name that folder"
+        )
+    below = sorted(path.parent for path in folder.glob("*/config.json"))
+    ggufs = sorted(folder.glob("*.gguf"))
+    hint = f". Did you mean {' or '.join(map(str, [*below, *ggufs][:3]))}?" if below or ggufs else f". {needs}"
+    raise ArtifactError(f"{folder / 'config.json'} is missing{hint}")
+
+
 def refuse_code(path: Path, config: dict[str, Any]) -> None:
     """Refuse a config that asks for Python code from the checkpoint.
 
@@ -88,10 +174,10 @@ def read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing. A checkpoint folder needs config.json and *.safetensors") from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} is not readable JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not readable JSON: {error}. Copy or download it again") from error
     if not isinstance(value, dict):
-        raise ArtifactError(f"{path} must hold a JSON object")
+        raise ArtifactError(f"{path} must hold a JSON object, found {type(value).__name__}. Copy or download it again")
     return value
 
 
@@ -104,15 +190,20 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
         shards = read_object(folder / INDEX_FILE).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            raise ArtifactError(f"{folder / INDEX_FILE} has no weight_map")
+            raise ArtifactError(f"{folder / INDEX_FILE} has no weight_map. Copy or download it again")
         names = sorted({str(name) for name in shards.values()})
         if missing := [name for name in names if not (folder / name).is_file()]:
-            raise ArtifactError(f"{folder} lacks weight files that its index names: {', '.join(missing[:5])}")
+            raise ArtifactError(
+                f"{folder} lacks weight files that its index names: {', '.join(missing[:5])}. Copy them there"
+            )
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     others = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
-    raise ArtifactError(f"{folder} has no model.safetensors and no {INDEX_FILE}; it holds: {others}")
+    raise ArtifactError(
+        f"{folder} has no model.safetensors and no {INDEX_FILE}; it holds: {others}. Save the model with "
+        "save_pretrained(FOLDER), which writes model.safetensors"
+    )
 
 
 def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
@@ -126,6 +217,9 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
         start = stream.read(HEADER_LENGTH_BYTES)
         if len(start) < HEADER_LENGTH_BYTES:
             raise damaged(path, f"it has {size} bytes, less than a header length")
+        if (pointer := lfs_pointer(start + stream.read(64))) is not None:
+            raise ArtifactError(f"{path} {pointer}")
+        stream.seek(HEADER_LENGTH_BYTES)
         (length,) = struct.unpack("<Q", start)
         if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
             raise damaged(path, f"its header should have {length} bytes, the file has {size}")

@@ -22,6 +22,7 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     matmul_dtype: torch.dtype | None = None,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Compute the log-probability of target tokens and the entropy of their distributions, chunk by chunk.
 
@@ -41,6 +42,7 @@ def token_logprobs(
         chunk_size: rows of logits held at a time, at least 1.
         matmul_dtype: number format of the matrix product; None takes that of `hidden`. Sums are float32 (float64 when
             the product is).
+        with_entropy: whether to compute the entropy, a third of the work without a backward pass; NaN when not.
 
     Returns:
         (logprobs, entropy), each [positions], nats, float32 (float64 when the product is). Entropy carries no gradient.
@@ -69,7 +71,7 @@ def token_logprobs(
             f"{tuple(targets.shape)}"
         )
     logprobs, entropy = _ChunkedTokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, temperature, chunk_size, matmul_dtype or hidden.dtype
+        hidden, weight, targets, temperature, chunk_size, matmul_dtype or hidden.dtype, with_entropy
     )
     return logprobs, entropy
 
@@ -104,20 +106,22 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
         temperature: float,
         chunk_size: int,
         matmul_dtype: torch.dtype,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         out_dtype = torch.float64 if matmul_dtype == torch.float64 else torch.float32
         narrow_weight = weight.to(matmul_dtype)
         narrow_hidden = hidden.to(matmul_dtype)
         logprobs = hidden.new_empty(hidden.shape[0], dtype=out_dtype)
-        entropy = torch.empty_like(logprobs)
+        entropy = torch.full_like(logprobs, float("nan"))
         log_normalisers = torch.empty_like(logprobs)
         for start in range(0, hidden.shape[0], chunk_size):
             rows = slice(start, start + chunk_size)
             logits = _logits(narrow_hidden[rows], narrow_weight, temperature)
             normaliser = torch.logsumexp(logits, dim=-1)
             logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - normaliser
-            probabilities = (logits - normaliser[:, None]).exp_()
-            entropy[rows] = normaliser - torch.einsum("nv,nv->n", probabilities, logits)
+            if with_entropy:
+                probabilities = (logits - normaliser[:, None]).exp_()
+                entropy[rows] = normaliser - torch.einsum("nv,nv->n", probabilities, logits)
             log_normalisers[rows] = normaliser
         ctx.save_for_backward(hidden, weight, targets, log_normalisers)
         ctx.temperature, ctx.chunk_size, ctx.matmul_dtype = temperature, chunk_size, matmul_dtype
@@ -145,4 +149,4 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
                 grad_hidden[rows] = (narrow_grad @ narrow_weight).to(hidden.dtype)
             if grad_weight is not None:
                 _add_weight_gradient(grad_weight, narrow_grad, narrow_hidden[rows])
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None

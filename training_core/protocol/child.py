@@ -190,7 +190,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 def report_failure(error: BaseException, directory: StageDirectory) -> int:
     """Print and record `error`; return its exit code."""
-    known = as_tidegate_error(error)
+    known = as_tidegate_error(error, directory.path)
     if known is None and isinstance(error, ValidationError):
         known = ConfigurationError(f"the spec's config is not valid: {error}")
     if known is not None:

@@ -45,9 +45,11 @@ def _refuse(directory: Path, owner: dict[str, Any] | None) -> StageLockedError:
 
 
 def _alive_elsewhere(owner: dict[str, Any] | None) -> bool:
-    if not owner or owner.get("host") == socket.gethostname():
-        return False
-    return time.time() - float(owner.get("heartbeat", 0.0)) < STALE_AFTER_SECONDS
+    return owner is not None and owner.get("host") != socket.gethostname() and _beats(owner)
+
+
+def _beats(owner: dict[str, Any] | None) -> bool:
+    return owner is not None and time.time() - float(owner.get("heartbeat", 0.0)) < STALE_AFTER_SECONDS
 
 
 @contextlib.contextmanager
@@ -94,6 +96,8 @@ def is_locked(directory: Path) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return True
+    except OSError:  # A root that may only be read: the heartbeat is all there is to go by.
+        return _beats(read_owner(directory))
     lock.release()
     return _alive_elsewhere(read_owner(directory))
 

@@ -22,7 +22,7 @@ class RewardContext:
     """The token limit that answers were sampled with."""
     sequences: Sequence[Sequence[int]] = ()
     """Prompt and answer in the policy's token ids exactly as sampled, the end-of-turn token included where the answer
-    has one. Given in training, empty elsewhere."""
+    has one. Given in training; empty for the gold metrics of an evaluation, whose models may have other tokenizers."""
 
 
 RewardFunction = Callable[[Sequence[Sequence[Message]], Sequence[str], RewardContext], list[float | None]]

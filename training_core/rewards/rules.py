@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +23,11 @@ from training_core.config.rewards import (
     SoftOverlongReward,
     TruncationReward,
 )
-from training_core.errors import ConfigurationError
+from training_core.errors import ConfigurationError, EvaluationError, TidegateError
 from training_core.records import Message, StopReason
 from training_core.rewards.base import RewardContext, RewardFunction
+
+logger = logging.getLogger(__name__)
 
 Prompts = Sequence[Sequence[Message]]
 Answers = Sequence[str]
@@ -159,14 +162,14 @@ def import_function(path: str) -> Callable[..., Any]:
     """Return the function that `package.module:name` names.
 
     Raises:
-        ConfigurationError: the module cannot be imported, or has no such function.
+        ConfigurationError: the module cannot be imported (whatever it raises), or has no such function.
     """
     module_name, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # A module of the user's may fail in any way while it is imported.
         raise ConfigurationError(
-            f"import_path {path!r} cannot be imported: {error}. It must read `package.module:function`, and the "
+            f"import_path {path!r} cannot be imported: {error!r}. It must read `package.module:function`, and the "
             "package must be installed or lie on PYTHONPATH"
         ) from error
     if not callable(found):
@@ -175,4 +178,18 @@ def import_function(path: str) -> Callable[..., Any]:
 
 
 def build_custom(config: CustomReward) -> RewardFunction:
-    return functools.partial(import_function(config.import_path), **config.parameters)
+    function = import_function(config.import_path)
+
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+        try:
+            return list(function(prompts, answers, context, **config.parameters))
+        except TidegateError:
+            raise
+        except Exception as error:
+            logger.warning("reward function %s failed", config.import_path, exc_info=True)
+            raise EvaluationError(
+                f"reward function {config.import_path} raised {error!r} on {len(answers)} answers. Return None for an "
+                "answer that has no score; the traceback is in the stage's log.jsonl"
+            ) from error
+
+    return score

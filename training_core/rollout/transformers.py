@@ -15,24 +15,19 @@ from transformers import DynamicCache, PreTrainedModel
 
 from training_core.config.rollout import TransformersRolloutConfig
 from training_core.models.loading import DTYPES, load_causal_lm, training_device
-from training_core.protocol.digests import weights_digest
-from training_core.records import StopReason
 from training_core.rollout.base import (
-    LogprobsKind,
     NamedTensors,
     Poll,
     Rollout,
     RolloutRequest,
     SamplingSettings,
-    WeightReport,
-    build_report,
-    combine_digests,
     no_poll,
     tensor_digests,
 )
+from training_core.rollout.weights import WeightKeeper
 
 
-class TransformersEngine:
+class TransformersEngine(WeightKeeper):
     """Samples with a model of its own, whose weights are replaced before each rollout.
 
     Args:
@@ -54,16 +49,12 @@ class TransformersEngine:
         eos_token_ids: Sequence[int],
         device: torch.device | None = None,
     ) -> None:
+        super().__init__(DTYPES[config.dtype], eos_token_ids, model_directory)
         self.num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
-        self._model_directory = model_directory
         self._max_num_sequences = config.max_num_sequences
-        self._dtype = DTYPES[config.dtype]
         self._device = device or training_device()
-        self._eos = torch.tensor(sorted(set(eos_token_ids)), device=self._device)
+        self._eos = torch.tensor(self._eos_token_ids, device=self._device)
         self._model: PreTrainedModel | None = load_causal_lm(model_directory, self._dtype).to(self._device)  # type: ignore[arg-type]
-        self._digests: dict[str, str] | None = None
-        self._report: WeightReport | None = None
-        self._checkpoint_sha256 = ""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -72,21 +63,12 @@ class TransformersEngine:
         return self._model
 
     @torch.no_grad()
-    def load_weights(self, tensors: NamedTensors, version: int) -> WeightReport:
+    def replace_weights(self, tensors: NamedTensors) -> dict[str, str]:
         held = dict(self.model.named_parameters())
         for name, tensor in tensors:
             held[name].copy_(tensor)
         # Read back from the model: the report is about what the engine holds.
-        digests = tensor_digests([(name, held[name]) for name, _ in tensors], self._dtype)
-        self._report = build_report(version, digests, self._digests)
-        self._digests = digests
-        return self._report
-
-    def reported_weights(self) -> WeightReport | None:
-        return self._report
-
-    def weights_digest_of(self, tensors: NamedTensors) -> str:
-        return combine_digests(tensor_digests(tensors, self._dtype))
+        return tensor_digests([(name, held[name]) for name, _ in tensors], self._dtype)
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll = no_poll
@@ -133,24 +115,7 @@ class TransformersEngine:
             input_ids = chosen[:, None]
             attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(active), 1)], dim=1)
             positions = positions[:, -1:] + 1
-        return [self._rollout(*row) for row in zip(requests, tokens, logprobs, strict=True)]
-
-    def _rollout(self, request: RolloutRequest, tokens: list[int], logprobs: list[float]) -> Rollout:
-        return Rollout(
-            prompt_id=request.prompt_id,
-            sample_index=request.sample_index,
-            token_ids=tuple(tokens),
-            logprobs=tuple(logprobs),
-            logprobs_kind=LogprobsKind.SAMPLED,
-            stop_reason=StopReason.EOS if tokens[-1] in self._eos.tolist() else StopReason.LENGTH,
-            weight_version=self._report.version if self._report else 0,
-            weights_sha256=self._report.sha256 if self._report else self._digest_of_checkpoint(),
-        )
-
-    def _digest_of_checkpoint(self) -> str:
-        if not self._checkpoint_sha256:
-            self._checkpoint_sha256 = weights_digest(self._model_directory)
-        return self._checkpoint_sha256
+        return [self.make_rollout(*row) for row in zip(requests, tokens, logprobs, strict=True)]
 
     def close(self) -> None:
         self._model = None

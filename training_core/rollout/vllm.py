@@ -14,23 +14,17 @@ import torch
 
 from training_core.config.rollout import VllmRolloutConfig
 from training_core.errors import ConfigurationError
-from training_core.protocol.digests import weights_digest
-from training_core.records import StopReason
 from training_core.rollout.base import (
-    LogprobsKind,
     NamedTensors,
     Poll,
     Rollout,
     RolloutRequest,
     SamplingSettings,
-    WeightReport,
-    build_report,
-    combine_digests,
     digest_pool,
     no_poll,
     tensor_digest,
-    tensor_digests,
 )
+from training_core.rollout.weights import WeightKeeper
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MIN_BATCHED_TOKENS = 4096
@@ -100,7 +94,7 @@ def torch_threads_kept() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-class VllmEngine:
+class VllmEngine(WeightKeeper):
     """A vLLM engine that says which weights it samples with.
 
     Args:
@@ -123,13 +117,8 @@ class VllmEngine:
         max_new_tokens: int,
         eos_token_ids: Sequence[int],
     ) -> None:
+        super().__init__(DTYPES[config.dtype], eos_token_ids, model_directory)
         self.num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
-        self._model_directory = model_directory
-        self._dtype = DTYPES[config.dtype]
-        self._eos_token_ids = sorted(set(eos_token_ids))
-        self._digests: dict[str, str] | None = None
-        self._report: WeightReport | None = None
-        self._checkpoint_sha256 = ""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with torch_threads_kept():
@@ -173,18 +162,10 @@ class VllmEngine:
                 "rollout.dtype or rollout.max_new_tokens, or use `engine: transformers`"
             ) from error
 
-    def load_weights(self, tensors: NamedTensors, version: int) -> WeightReport:
+    def replace_weights(self, tensors: NamedTensors) -> dict[str, str]:
         digests: dict[str, str] = self._llm.collective_rpc(receive_weights, args=(tensors, self._dtype))[0]
         self._llm.reset_prefix_cache()
-        self._report = build_report(version, digests, self._digests)
-        self._digests = digests
-        return self._report
-
-    def reported_weights(self) -> WeightReport | None:
-        return self._report
-
-    def weights_digest_of(self, tensors: NamedTensors) -> str:
-        return combine_digests(tensor_digests(tensors, self._dtype))
+        return digests
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll = no_poll
@@ -214,23 +195,9 @@ class VllmEngine:
         return [self._rollout(request, finished[index]) for index, request in enumerate(requests)]
 
     def _rollout(self, request: RolloutRequest, output: Any) -> Rollout:
-        token_ids = tuple(output.token_ids)
-        logprobs = tuple(float(entry[token].logprob) for entry, token in zip(output.logprobs, token_ids, strict=True))
-        return Rollout(
-            prompt_id=request.prompt_id,
-            sample_index=request.sample_index,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            logprobs_kind=LogprobsKind.SAMPLED,
-            stop_reason=StopReason.EOS if token_ids[-1] in self._eos_token_ids else StopReason.LENGTH,
-            weight_version=self._report.version if self._report else 0,
-            weights_sha256=self._report.sha256 if self._report else self._digest_of_checkpoint(),
-        )
-
-    def _digest_of_checkpoint(self) -> str:
-        if not self._checkpoint_sha256:
-            self._checkpoint_sha256 = weights_digest(self._model_directory)
-        return self._checkpoint_sha256
+        token_ids = list(output.token_ids)
+        logprobs = [float(entry[token].logprob) for entry, token in zip(output.logprobs, token_ids, strict=True)]
+        return self.make_rollout(request, token_ids, logprobs)
 
     def close(self) -> None:
         if self._llm is None:

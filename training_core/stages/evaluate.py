@@ -113,10 +113,10 @@ class Evaluation:
         self.engines.close()
         if self._scorer is None:
             directory = self.context.input_path(REWARD_MODEL_INPUT)
-            limit = self.config.evaluation.max_tokens_per_batch
-            self._scorer = RewardScorer(directory, self.config.rollout.dtype, limit)
+            limit, share_prefix = self.config.evaluation.max_tokens_per_batch, self.config.evaluation.share_prefix
+            self._scorer = RewardScorer(directory, self.config.rollout.dtype, limit, share_prefix=share_prefix)
         table = self.tables[source.name]
-        scores = self._scorer.score(source.name, table, self.rows, self.prompts)
+        scores = self._scorer.score(source, table, self.rows, self.prompts)
         add_scores(source.name, table, REWARD_MODEL_METRIC, scores, self.prompts)
 
     def diverge(self, source: ModelSource) -> None:
@@ -134,6 +134,7 @@ class Evaluation:
                 dtype=self.config.rollout.dtype,
                 temperature=self.config.evaluation.sampling.temperature,
                 max_tokens_per_batch=self.config.evaluation.max_tokens_per_batch,
+                share_prefix=self.config.evaluation.share_prefix,
             )
         add_scores(source.name, table, KL_METRIC, scores, self.prompts)
 

@@ -30,7 +30,8 @@ from training_core.rollout.base import (
 from training_core.rollout.batch import build_batch
 from training_core.seeding import batch_indices, derive_seed
 from training_core.sentinels import check_any_score
-from training_core.stages.grpo_update import GrpoUpdater, ScoredBatch
+from training_core.stages.grpo_signal import ScoredBatch
+from training_core.stages.grpo_update import GrpoUpdater
 
 STATE_FILE = "state.json"
 

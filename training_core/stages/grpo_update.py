@@ -1,6 +1,7 @@
 """The training half of a GRPO step: from scored answers to updated weights.
 
-Read `GrpoUpdater.update` from top to bottom; the maths is in training_core/ops.
+Read `GrpoUpdater.update` from top to bottom. What is learned from is in grpo_signal.py, what is measured in
+grpo_metrics.py, the maths in training_core/ops.
 
 Shapes: N answers of the step, T longest answer, B rows of a micro-batch, t its longest answer.
 """
@@ -8,7 +9,6 @@ Shapes: N answers of the step, T longest answer, B rows of a micro-batch, t its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,56 +19,14 @@ from training_core.engines.single import SingleProcessEngine, StepReport
 from training_core.loop import StepAbandonedError
 from training_core.metrics import MetricSums
 from training_core.ops.aggregation import weighted_sum
-from training_core.ops.kl import k1, k3
-from training_core.ops.masking import masked_fill_zero, masked_sum
-from training_core.registries import ADVANTAGE_ESTIMATORS, AGGREGATIONS, KL_LOSSES, POLICY_LOSSES
+from training_core.ops.masking import masked_fill_zero
+from training_core.registries import AGGREGATIONS, KL_LOSSES, POLICY_LOSSES
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch, split_micro_batches
-from training_core.seeding import permutation
-from training_core.sentinels import check_finite_loss, check_reference_is_start, check_sampler_agrees
+from training_core.sentinels import check_finite_loss
+from training_core.stages.grpo_metrics import TokenValues, add_comparisons, add_policy_metrics, check_comparisons
+from training_core.stages.grpo_signal import ScoredBatch, Signal, build_signal, can_have_gradient, minibatch_rows
 from training_core.stages.policy_forward import Precision, answer_logprobs, check_output_head
 from training_core.stages.shared_prompt import split_by_prompt
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """Answers and what they are worth. Rows come group after group."""
-
-    batch: TrajectoryBatch
-    scores: Tensor
-    """[N] float64; anything where `present` is false."""
-    present: Tensor
-    """[N] bool: false where an answer has no score."""
-    is_truncated: Tensor
-    """[N] bool."""
-
-
-@dataclass(frozen=True)
-class Signal:
-    """What the updates of one step learn from; all on the CPU."""
-
-    batch: TrajectoryBatch
-    mask: Tensor
-    """[N, T] bool: the tokens that count in the loss. The one mask: numerators and denominators use it."""
-    advantages: Tensor
-    """[N] float32."""
-    old_logprobs: Tensor | None
-    """[N, T] of the policy before the first update; None when one update is made, whose ratio is 1."""
-    reference_logprobs: Tensor | None
-    """[N, T]; None when there is no reference, or when training's forward pass comes first."""
-    is_compared: bool
-    """Whether the policy was compared with sampler and reference before the first update, over all answers. Else the
-    update's forward passes do it, over those answers that they need."""
-
-
-@dataclass(frozen=True)
-class TokenValues:
-    """What a forward pass said about a micro-batch, each [B, t] and without gradient."""
-
-    logprobs: Tensor
-    old_logprobs: Tensor
-    entropy: Tensor
-    is_clipped: Tensor
-    mask: Tensor
 
 
 class GrpoUpdater:
@@ -129,22 +87,10 @@ class GrpoUpdater:
         sums = MetricSums()
         self.check_head_once(scored.batch)
         old, reference = self.logprobs_before(scored.batch)
-        group_ids = torch.arange(len(scored.batch)) // self.config.group_size
-        estimate = ADVANTAGE_ESTIMATORS[self.config.advantage]
-        # Counted before the KL makes equal scores differ: a group without spread says nothing about the reward.
-        groups = estimate(scored.scores, group_ids, scored.present)
-        advantages = groups.advantages
-        if isinstance(self.config.kl, KlInReward):
-            scores = scored.scores - self.config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
-            advantages = estimate(scores, group_ids, scored.present).advantages
-        counted = scored.present & ~scored.is_truncated if self.config.mask_truncated else scored.present
-        mask = scored.batch.mask & counted[:, None]
+        signal, groups = build_signal(self.config, scored, old, reference)
         if old is not None:
-            add_comparisons(sums, old, scored.batch.sampler_logprobs, reference, mask)
-            self.check_comparisons(step, sums)
-        # One update starts where the answers came from: its own forward pass is the old policy, the ratio exactly 1.
-        signal_old = None if self.updates_per_step == 1 else old
-        signal = Signal(scored.batch, mask, advantages.float(), signal_old, reference, is_compared=old is not None)
+            add_comparisons(sums, old, scored.batch.sampler_logprobs, reference, signal.mask)
+            check_comparisons(sums, step, self.config.max_sampler_trainer_kl_nats)
         reports = []
         for number, rows in enumerate(self.minibatches(step)):
             report = self.optimizer_update(step, number, rows, signal, sums)
@@ -158,16 +104,8 @@ class GrpoUpdater:
         return metrics
 
     def minibatches(self, step: int) -> list[list[int]]:
-        """Return the rows of each update: whole groups, in an order of its own for each epoch."""
-        config = self.config
-        result = []
-        for epoch in range(config.num_epochs):
-            order = permutation(config.prompts_per_step, self.seed, "minibatch", step, epoch)
-            for number in range(config.num_minibatches):
-                groups = sorted(order[number :: config.num_minibatches])
-                starts = [group * config.group_size for group in groups]
-                result.append([start + sample for start in starts for sample in range(config.group_size)])
-        return result
+        """Return the rows of each update of step `step`."""
+        return minibatch_rows(self.config, self.seed, step)
 
     @torch.no_grad()
     def logprobs_before(self, batch: TrajectoryBatch) -> tuple[Tensor | None, Tensor | None]:
@@ -189,7 +127,9 @@ class GrpoUpdater:
         return old, reference
 
     def forward(self, model: PreTrainedModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return answer_logprobs(model, micro, self.temperature, self.precision)
+        # Entropy is a metric of training's own passes; nothing reads it of the others, which take no gradient.
+        with_entropy = torch.is_grad_enabled()
+        return answer_logprobs(model, micro, self.temperature, self.precision, with_entropy=with_entropy)
 
     def split(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[MicroBatch]:
         split = split_by_prompt if self.config.share_prompt else split_micro_batches
@@ -216,13 +156,12 @@ class GrpoUpdater:
             return None
         sums.add("policy/loss", total, 1)
         if not signal.is_compared:
-            self.check_comparisons(step, sums)
+            check_comparisons(sums, step, self.config.max_sampler_trainer_kl_nats)
         return self.optimizer.step((step - 1) * self.updates_per_step + number + 1)
 
     def has_signal(self, signal: Signal, row: int) -> bool:
-        """Return whether an answer can have a gradient: it counts, and has an advantage or a KL term in the loss."""
-        counts = bool(signal.mask[row].any())
-        return counts and (float(signal.advantages[row]) != 0.0 or isinstance(self.config.kl, KlInLoss))
+        """Return whether an answer goes through the model at all."""
+        return can_have_gradient(self.config, signal, row)
 
     def micro_loss(self, micro: MicroBatch, signal: Signal, weights: Tensor, sums: MetricSums) -> Tensor:
         """Return this micro-batch's part of the update's loss, and add to the step's metrics."""
@@ -265,46 +204,6 @@ class GrpoUpdater:
             check_output_head(self.policy, self.split(batch, range(min(2, len(batch))))[0])
             self._head_checked = True
 
-    def check_comparisons(self, step: int, sums: MetricSums) -> None:
-        """Check what must hold before the first update of a step: same weights in sampler, trainer and, at the start,
-        reference."""
-        means = sums.means()
-        check_sampler_agrees(
-            means.get("rollout/sampler_trainer_kl_nats", 0.0), self.config.max_sampler_trainer_kl_nats, step
-        )
-        if step == 1:
-            check_reference_is_start(means.get("kl/policy_ref_nats", 0.0), step)
-
     def give_up_if_stopped(self) -> None:
         if self.should_stop():
             raise StepAbandonedError
-
-
-def answer_kl(policy: Tensor | None, reference: Tensor | None, mask: Tensor) -> Tensor:
-    """Return [N] float64: the sum over each answer's tokens of log policy - log reference (k1), in nats."""
-    assert policy is not None
-    assert reference is not None
-    return masked_sum(k1(policy.double() - reference.double()), mask, dim=1)
-
-
-def add_policy_metrics(sums: MetricSums, values: TokenValues) -> None:
-    """Add what every update of a step reports: means over its tokens, in float64."""
-    count = int(values.mask.sum())
-    ratio = masked_fill_zero(values.logprobs - values.old_logprobs, values.mask).exp()
-    sums.add("policy/entropy_nats", float(masked_sum(values.entropy.double(), values.mask)), count)
-    sums.add("policy/clip_fraction", int((values.is_clipped & values.mask).sum()), count)
-    sums.add("policy/ratio_mean", float(masked_sum(ratio.double(), values.mask)), count)
-
-
-def add_comparisons(
-    sums: MetricSums, logprobs: Tensor, sampler_logprobs: Tensor, reference_logprobs: Tensor | None, mask: Tensor
-) -> None:
-    """Add what compares the policy that sampled with the engine's log-probs and with the reference; all [B, t]."""
-    count = int(mask.sum())
-    mismatch = masked_fill_zero(sampler_logprobs - logprobs, mask).double()
-    sums.add("rollout/sampler_trainer_kl_nats", float(masked_sum(k3(mismatch), mask)), count)
-    if reference_logprobs is not None:
-        log_ratio = masked_fill_zero(logprobs - reference_logprobs, mask).double()
-        sums.add("kl/policy_ref_nats", float(masked_sum(k3(log_ratio), mask)), count)
-        sums.add("kl/policy_ref_k1_nats", float(masked_sum(k1(log_ratio), mask)), count)
-        sums.add("kl/policy_ref_answer_nats", float(masked_sum(k1(log_ratio), mask)), int(mask.any(dim=1).sum()))

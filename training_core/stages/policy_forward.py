@@ -37,11 +37,12 @@ class Precision:
 
 
 def answer_logprobs(
-    model: PreTrainedModel, micro: MicroBatch, temperature: float, precision: Precision
+    model: PreTrainedModel, micro: MicroBatch, temperature: float, precision: Precision, *, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Return (logprobs, entropy) of the answer tokens, each [B, t] float32 in nats, 0 at masked positions.
 
-    Both are of the distribution at `temperature`. The gradient flows through logprobs.
+    Both are of the distribution at `temperature`. The gradient flows through logprobs. Entropy is NaN at answer tokens
+    when it is not asked for.
     """
     with precision.context():
         if isinstance(micro, SharedPromptBatch):
@@ -50,7 +51,12 @@ def answer_logprobs(
             hidden = model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
             chosen = hidden[micro.predict_rows, micro.predict_positions]
     logprobs, entropy = token_logprobs(
-        chosen, head_weight(model), micro.targets, temperature=temperature, matmul_dtype=precision.matmul_dtype
+        chosen,
+        head_weight(model),
+        micro.targets,
+        temperature=temperature,
+        matmul_dtype=precision.matmul_dtype,
+        with_entropy=with_entropy,
     )
     return micro.scatter(logprobs), micro.scatter(entropy)
 
@@ -68,7 +74,8 @@ def check_output_head(model: PreTrainedModel, micro: MicroBatch) -> None:
         ConfigurationError: they are not (a soft cap or a scale on the logits, or a bias): this trainer would optimise
             other probabilities than the model has.
     """
-    ours, _ = answer_logprobs(model, micro, 1.0, Precision("none", micro.input_ids.device))
+    plain_precision = Precision("none", micro.input_ids.device)
+    ours, _ = answer_logprobs(model, micro, 1.0, plain_precision, with_entropy=False)
     logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
     plain = torch.log_softmax(logits.float(), dim=-1).gather(1, micro.targets[:, None])[:, 0]
     difference = float((ours - micro.scatter(plain)).abs().max())

@@ -15,10 +15,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from training_core.config.intake import IntakeConfig
-from training_core.errors import ArtifactError, ConfigurationError
+from training_core.errors import ArtifactError
 from training_core.models.chat import encode_conversation, tokenize_text
 from training_core.models.chat_setup import PROBE_ANSWER, PROBE_PROMPT, ChatSetup, set_up_chat
-from training_core.models.gguf import is_gguf, load_gguf
+from training_core.models.gguf import load_gguf
+from training_core.models.gguf_file import is_gguf
 from training_core.models.hub import fetch_from_hub
 from training_core.models.loading import (
     DTYPES,
@@ -28,7 +29,14 @@ from training_core.models.loading import (
     load_tokenizer,
     update_json,
 )
-from training_core.models.source_files import check_folder, describe_files, read_object, stored_dtype
+from training_core.models.source_files import (
+    check_folder,
+    check_source,
+    describe_files,
+    read_object,
+    read_template,
+    stored_dtype,
+)
 from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
@@ -64,11 +72,8 @@ def run(context: StageContext) -> StageOutcome:
     context.progress(0, NUM_STEPS, "check files")
     source = load_source(context, config)
     context.progress(1, NUM_STEPS, "check tokenizer")
-    embedding: Any = source.model.get_input_embeddings()
     probes = [tokenize_text(source.tokenizer, text) for text in PROBE_TEXTS]
-    setup = set_up_chat(
-        source.tokenizer, read_template(context, config), source.generation_eos_ids, int(embedding.weight.shape[0])
-    )
+    setup = checked_chat(source, given_template(context, config))
     check_weights_finite(source.model, source.path)
     context.progress(2, NUM_STEPS, "store")
     dtype = source.dtype if config.dtype == "source" else config.dtype
@@ -94,14 +99,10 @@ def load_source(context: StageContext, config: IntakeConfig) -> Source:
     if config.hub_repository is not None:
         return load_folder(fetch_from_hub(config.hub_repository, str(config.revision)), "hub")
     path = context.input_path("source")
+    check_source(path)
     if is_gguf(path):
         model, tokenizer = load_gguf(path)
         return Source(path, "gguf", model, tokenizer, "bfloat16", eos_ids(model.config.eos_token_id))
-    if not path.is_dir():
-        raise ConfigurationError(
-            f"checkpoint.source {path} is neither a folder nor a .gguf file. Allowed: a Hugging Face folder with "
-            "safetensors, a .gguf file, or hub:owner/name"
-        )
     return load_folder(path, "folder")
 
 
@@ -125,13 +126,15 @@ def check_architecture(folder: Path) -> None:
     model_type, architectures = str(config.get("model_type")), config.get("architectures") or []
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ArtifactError(
-            f"{folder / 'config.json'}: model_type {model_type!r} is no causal language model that transformers knows"
+            f"{folder / 'config.json'}: model_type {model_type!r} is no causal language model that transformers knows. "
+            "Name a checkpoint of a decoder model whose type it has, such as llama, qwen2 or gemma2"
         )
     expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     if architectures and expected not in architectures:
         raise ArtifactError(
             f"{folder / 'config.json'}: architectures is {architectures}, a causal language model of type {model_type} "
-            f"is {expected}. A reward model or an encoder cannot be the SFT checkpoint"
+            f"is {expected}. A reward model or an encoder cannot be the SFT checkpoint: name "
+            "the model that was fine-tuned to answer"
         )
 
 
@@ -141,14 +144,22 @@ def eos_ids(value: int | list[int] | None) -> list[int]:
     return [int(i) for i in value] if isinstance(value, list) else [int(value)]
 
 
-def read_template(context: StageContext, config: IntakeConfig) -> str | None:
-    if config.chat_template is None:
-        return None
-    path = context.input_path("chat_template")
+def checked_chat(source: Source, template: str | None) -> ChatSetup:
+    """Return how the checkpoint chats, with the given template or its own.
+
+    Raises:
+        ArtifactError: template and tokenizer are of no use; the message says where the template comes from.
+    """
+    embedding: Any = source.model.get_input_embeddings()
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"checkpoint.chat_template {path} cannot be read as text: {error}") from error
+        return set_up_chat(source.tokenizer, template, source.generation_eos_ids, int(embedding.weight.shape[0]))
+    except ArtifactError as error:
+        given = "" if template is None else " with the template of checkpoint.chat_template"
+        raise ArtifactError(f"{source.path}{given}: {error}") from error
+
+
+def given_template(context: StageContext, config: IntakeConfig) -> str | None:
+    return None if config.chat_template is None else read_template(context.input_path("chat_template"))
 
 
 def check_weights_finite(model: PreTrainedModel, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ launch: {grace_seconds: 5}
 """
 
 
+def write_checkpoint(folder: Path) -> None:
+    """Write what passes for a checkpoint before a model is loaded: a config and a whole safetensors file."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+
+
 class Workspace:
     """A current folder with files from outside, a config, a root and a script for the stages."""
 
@@ -43,8 +52,7 @@ class Workspace:
         self.root = path / "root"
         self.script_path = path / "script.json"
         self.config.write_text(CONFIG)
-        (path / "model").mkdir()
-        (path / "model" / "weights.safetensors").write_text("weights")
+        write_checkpoint(path / "model")
         (path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
         self.script({})
 
