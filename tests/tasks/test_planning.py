@@ -222,6 +222,17 @@ def test_what_a_stage_would_refuse_at_once_is_refused_before(
         (["gate.guards=[{kind: maximum, metric: toxicity, maximum: 1}]"], "gate.guards.0.metric is 'toxicity'"),
         (["rewards=[{kind: soft_overlong, buffer_tokens: 64}]"], "rollout.max_new_tokens = 32"),
         (["rewards=[{kind: length, min_tokens: 40, max_tokens: 50}]"], "no answer could have the full reward"),
+        (
+            ["evaluation.metrics=[{kind: sentiment}, {kind: soft_overlong, buffer_tokens: 33}]"],
+            "evaluation.metrics.1.buffer_tokens is 33, longer than a whole answer",
+        ),
+        (
+            [
+                "evaluation.sampling.max_new_tokens=16",
+                "evaluation.metrics=[{kind: sentiment}, {kind: soft_overlong, buffer_tokens: 17}]",
+            ],
+            "evaluation.sampling.max_new_tokens = 16",
+        ),
         (["data.max_prompt_tokens=2048"], "data.max_total_tokens = 1024"),
         (["evaluation.num_prompts=10"], "gate.min_prompts = 200"),
         ([f"checkpoint={{source: 'hub:a/b', revision: {'a' * 40!r}}}"], "launch.offline: false"),
