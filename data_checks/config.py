@@ -23,7 +23,8 @@ class PreferenceFile(Config):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """The file must have this SHA-256. Null: whatever is there when the run is planned."""
     source: str | None = None
-    """Name of the data for the `source` column where a row names none. Null: the file's name."""
+    """Name of the data for the `source` column where a row names none. Null: the file's name, as `preferences_1/NAME`
+    where another data file has it too."""
 
 
 class CheckDataConfig(Config):

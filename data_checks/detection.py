@@ -8,7 +8,7 @@ from typing import Any
 
 from data_checks.config import FormatName
 from data_checks.formats import HH_MARKER, PAIR_COLUMNS
-from data_checks.rows import RawRow
+from data_checks.rows import RawRow, name_columns
 from training_core.errors import DataError
 
 SAMPLE_ROWS = 200
@@ -103,7 +103,7 @@ def detect(name: str, sample: list[dict[str, Any]]) -> tuple[str, list[str]]:
         f"in {num_messages} of them both sides are lists of messages",
     ]
     if len(with_both) < CLEAR_SHARE * total:
-        found = ", ".join(sorted({key for value in sample for key in value})) or "none"
+        found = name_columns({key for value in sample for key in value})
         raise DataError(
             f"{name}: {evidence[0]}; columns found: {found}. Preference rows need chosen and rejected. "
             f"Rename the columns, or, if only some rows are bad, write {CHOICES} beside its path"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from training_core.config.paths import describe_missing, lfs_pointer
@@ -20,6 +22,21 @@ CONVERSIONS = {
     ".gz": "If JSON lines are inside, rename it to end in .jsonl.gz",
 }
 """What to do with a file of another kind."""
+
+
+def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a name for each input by which it can be told from all others.
+
+    A name that several inputs have gets the input's own in front, never a folder's: moving files changes nothing.
+
+    Args:
+        names: input -> what to call its file, usually the last component of its path.
+
+    >>> distinct_names({"preferences_0": "a.jsonl", "preferences_1": "a.jsonl", "rl_prompts": "b.jsonl"})
+    {'preferences_0': 'preferences_0/a.jsonl', 'preferences_1': 'preferences_1/a.jsonl', 'rl_prompts': 'b.jsonl'}
+    """
+    times = Counter(names.values())
+    return {key: name if times[name] == 1 else f"{key}/{Path(name).name}" for key, name in names.items()}
 
 
 def check_file(path: Path, label: str) -> None:

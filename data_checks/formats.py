@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from data_checks.keys import exact_prompt_id
-from data_checks.rows import ROLES, Finding, PairRow, PromptItem, RawRow, Reason, Turn, Turns, kind_of
+from data_checks.rows import ROLES, Finding, PairRow, PromptItem, RawRow, Reason, Turn, Turns, kind_of, name_columns
 
 HH_MARKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 HH_ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -53,7 +53,7 @@ def parse_prompt(row: RawRow) -> PromptItem | Finding:
     value = row.value or {}
     try:
         if "prompt" not in value:
-            raise RowError(f"no prompt; columns: {', '.join(sorted(value)) or 'none'}")
+            raise RowError(f"no prompt; columns: {name_columns(value)}")
         prompt = _as_turns(value["prompt"], "prompt", "user")
         prompt_id = value.get("prompt_id", exact_prompt_id(prompt))
         if not isinstance(prompt_id, str) or not prompt_id.strip():
@@ -61,7 +61,7 @@ def parse_prompt(row: RawRow) -> PromptItem | Finding:
         rest = {key: item for key, item in value.items() if key not in ("prompt", "prompt_id")}
         try:
             extra = json.dumps(rest, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RowError(f"the other columns are no JSON: {error}") from None
     except RowError as error:
         return error.finding
@@ -103,7 +103,7 @@ def _pair_sides(value: dict[str, Any]) -> tuple[Turns, Turns, Turns, Turns]:
     """Return chosen prompt, chosen answer, rejected prompt, rejected answer."""
     for side in ("chosen", "rejected"):
         if side not in value:
-            raise RowError(f"no {side}; columns: {', '.join(sorted(value)) or 'none'}")
+            raise RowError(f"no {side}; columns: {name_columns(value)}")
     chosen, rejected = (_as_turns(value[side], side, "assistant") for side in ("chosen", "rejected"))
     if "prompt" in value:
         chosen_prompt, chosen = _without_prompt(value["prompt"], chosen)
@@ -156,9 +156,8 @@ def _as_turn(message: Any, where: str) -> Turn:
     if not isinstance(message, dict):
         raise RowError(f"{where} is {kind_of(message)}, not a message with role and content")
     present = {key: item for key, item in message.items() if item is not None}
-    unknown = sorted(set(present) - {"role", "content"})
-    if unknown:
-        raise RowError(f"{where} has {', '.join(unknown)[:80]}, which would be lost: only role and content are used")
+    if unknown := set(present) - {"role", "content"}:
+        raise RowError(f"{where} has {name_columns(unknown)}, which would be lost: only role and content are used")
     role, content = present.get("role"), present.get("content")
     if role not in ROLES:
         what = "an unknown role" if isinstance(role, str) else f"{kind_of(role)} as role"

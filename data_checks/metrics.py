@@ -12,11 +12,16 @@ import pyarrow as pa
 from data_checks.config import CheckDataConfig
 from data_checks.contamination import count_shared_groups
 from data_checks.keys import group_id, pair_keys
-from data_checks.rows import PairRow, Reason
+from data_checks.rows import PairRow, PromptItem, Reason
 from data_checks.runner import CheckedData
 from data_checks.tables import pair_table
 
 PERCENTILES = (50, 95, 99)
+CHUNK_ROWS = 4096
+"""Rows that are held as Python values at a time."""
+
+DatasetMetrics = dict[str, float | int | None]
+"""Name -> number; None: not known."""
 
 
 def row_metrics(data: CheckedData) -> pa.Table:
@@ -25,29 +30,33 @@ def row_metrics(data: CheckedData) -> pa.Table:
     Texts are measured in the canonical table that is written, not taken over from the rules that let the rows through.
     """
     rows = data.pairs
-    values = []
-    for row, written in zip(rows, pair_table(rows).to_pylist(), strict=True):
-        prompt, chosen, rejected = (written[f"{part}_messages"] for part in ("prompt", "chosen", "rejected"))
-        chosen_text, rejected_text = ("\n".join(m["content"].strip() for m in side) for side in (chosen, rejected))
-        values.append(
-            {
-                "example_id": written["example_id"],
-                "group_id": written["group_id"],
-                "pair_key": pair_keys(row)[0],
-                "source_row": written["source_row"],
-                "prompt_characters": len("".join(m["content"].strip() for m in prompt)),
-                "chosen_characters": len(chosen[-1]["content"].strip()) if chosen else 0,
-                "rejected_characters": len(rejected[-1]["content"].strip()) if rejected else 0,
-                "chosen_last_role": chosen[-1]["role"] if chosen else None,
-                "rejected_last_role": rejected[-1]["role"] if rejected else None,
-                "responses_identical": int(chosen_text == rejected_text),
-                "prompt_tokens": row.prompt_tokens,
-                "chosen_tokens": row.chosen_tokens,
-                "rejected_tokens": row.rejected_tokens,
-                "total_tokens": _total_tokens(row),
-            }
-        )
-    return pa.Table.from_pylist(values, schema=ROW_SCHEMA)
+    chunks = [ROW_SCHEMA.empty_table()]
+    for start in range(0, len(rows), CHUNK_ROWS):
+        chunk = rows[start : start + CHUNK_ROWS]
+        values = [_row_values(*both) for both in zip(chunk, pair_table(chunk).to_pylist(), strict=True)]
+        chunks.append(pa.Table.from_pylist(values, schema=ROW_SCHEMA))
+    return pa.concat_tables(chunks)
+
+
+def _row_values(row: PairRow, written: dict[str, Any]) -> dict[str, Any]:
+    prompt, chosen, rejected = (written[f"{part}_messages"] for part in ("prompt", "chosen", "rejected"))
+    chosen_text, rejected_text = ("\n".join(m["content"].strip() for m in side) for side in (chosen, rejected))
+    return {
+        "example_id": written["example_id"],
+        "group_id": written["group_id"],
+        "pair_key": pair_keys(row)[0],
+        "source_row": written["source_row"],
+        "prompt_characters": len("".join(m["content"].strip() for m in prompt)),
+        "chosen_characters": len(chosen[-1]["content"].strip()) if chosen else 0,
+        "rejected_characters": len(rejected[-1]["content"].strip()) if rejected else 0,
+        "chosen_last_role": chosen[-1]["role"] if chosen else None,
+        "rejected_last_role": rejected[-1]["role"] if rejected else None,
+        "responses_identical": int(chosen_text == rejected_text),
+        "prompt_tokens": row.prompt_tokens,
+        "chosen_tokens": row.chosen_tokens,
+        "rejected_tokens": row.rejected_tokens,
+        "total_tokens": _total_tokens(row),
+    }
 
 
 ROW_SCHEMA = pa.schema(
@@ -62,7 +71,7 @@ ROW_SCHEMA = pa.schema(
 )
 
 
-def dataset_metrics(data: CheckedData) -> dict[str, float | int | None]:
+def dataset_metrics(data: CheckedData) -> DatasetMetrics:
     """Return the numbers that thresholds are set on; fractions are of the preference rows unless named otherwise."""
     counts = data.counts["preferences"]
     train_groups = [group_id(row.prompt) for row in data.train]
@@ -130,6 +139,11 @@ def length_statistics(rows: Sequence[PairRow]) -> dict[str, dict[str, float]]:
         "total_tokens": [_total_tokens(row) or 0 for row in rows],
     }
     return {name: _statistics(values) for name, values in columns.items()} if rows else {}
+
+
+def longest_prompt(items: Sequence[PromptItem]) -> int | None:
+    """Return the tokens of the longest prompt, the opening of the answer included; None without prompts."""
+    return max((item.prompt_tokens for item in items if item.prompt_tokens is not None), default=None)
 
 
 def sources(rows: Sequence[PairRow]) -> dict[str, int]:

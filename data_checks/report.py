@@ -6,17 +6,18 @@ from dataclasses import asdict
 from typing import Any
 
 from data_checks.config import CheckDataConfig
+from data_checks.keys import group_id
 from data_checks.metrics import (
-    chosen_longer_share,
-    dataset_metrics,
+    DatasetMetrics,
     length_statistics,
+    longest_prompt,
     row_metrics,
     sources,
     suite_parameters,
 )
 from data_checks.rows import ADVICE, Reason
 from data_checks.runner import CheckedData, TableCounts
-from data_checks.suites import Check, load_suite, overall_verdict, run_suite
+from data_checks.suites import VERDICTS, Check, load_suite, overall_verdict, run_suite
 from data_checks.wording import describe_check
 
 SUITES = ("dataset_metrics", "kept_pairs")
@@ -25,23 +26,29 @@ WITHOUT_PAIRS = ("num_train_pairs", "num_validation_pairs", "num_rl_prompts")
 """Numbers that are 0 because no pair is left: what to do about that is said once."""
 
 
-def run_checks(data: CheckedData, config: CheckDataConfig) -> tuple[list[Check], dict[str, Any]]:
-    """Run every suite; return the checks, worst first, and Great Expectations' results by suite."""
+def run_checks(
+    data: CheckedData, config: CheckDataConfig, metrics: DatasetMetrics
+) -> tuple[list[Check], dict[str, Any]]:
+    """Run every suite; return the checks, worst first, and Great Expectations' results by suite.
+
+    Args:
+        data: what was checked.
+        config: with the thresholds.
+        metrics: the `dataset_metrics` of `data`.
+    """
     import pandas as pd
 
-    metrics = pd.DataFrame([dataset_metrics(data)])
-    tables = {"dataset_metrics": metrics, "kept_pairs": row_metrics(data).to_pandas()}
+    tables = {"dataset_metrics": pd.DataFrame([metrics]), "kept_pairs": row_metrics(data).to_pandas()}
     parameters = suite_parameters(data, config)
     checks: list[Check] = []
     results = {}
     for name in SUITES:
         found, results[name] = run_suite(load_suite(name), tables[name], parameters)
         checks += found
-    order = {"error": 0, "fail": 1, "warn": 2, "pass": 3}
-    return sorted(checks, key=lambda check: order[check.verdict]), results
+    return sorted(checks, key=lambda check: -VERDICTS.index(check.verdict)), results
 
 
-def summarise(data: CheckedData, checks: list[Check]) -> dict[str, Any]:
+def summarise(data: CheckedData, checks: list[Check], metrics: DatasetMetrics) -> dict[str, Any]:
     """Return the stage's summary (docs/stages.md)."""
     counts = data.counts["preferences"]
     return {
@@ -52,25 +59,28 @@ def summarise(data: CheckedData, checks: list[Check]) -> dict[str, Any]:
         "num_validation_pairs": len(data.validation),
         "num_rl_prompts": len(data.rl_prompts),
         "num_eval_prompts": len(data.eval_prompts),
-        "chosen_longer_share": chosen_longer_share(data.pairs),
+        "num_eval_groups": len({group_id(item.prompt) for item in data.eval_prompts}),
+        "longest_rl_prompt_tokens": longest_prompt(data.rl_prompts),
+        "longest_eval_prompt_tokens": longest_prompt(data.eval_prompts),
+        "chosen_longer_share": metrics["chosen_longer_share"],
         "fingerprint": data.fingerprint,
         "verdict": overall_verdict(checks),
         "checks": [check.brief() for check in checks],
     }
 
 
-def build_report(data: CheckedData, checks: list[Check]) -> dict[str, Any]:
+def build_report(data: CheckedData, checks: list[Check], metrics: DatasetMetrics) -> dict[str, Any]:
     """Return report.json: the summary with evidence, advice and examples (file:row, never text)."""
     return {
         "schema_version": 1,
-        **summarise(data, checks),
+        **summarise(data, checks, metrics),
         "checks": [check.as_json() for check in checks],
         "formats": [evidence.as_json() for evidence in data.formats],
         "tables": {name: _table_report(counts) for name, counts in data.counts.items()},
         "limits": asdict(data.limits),
         "lengths": length_statistics(data.pairs),
         "sources": sources(data.pairs),
-        "metrics": dataset_metrics(data),
+        "metrics": metrics,
     }
 
 
@@ -110,16 +120,16 @@ def worst_reasons(name: str, data: CheckedData) -> list[str]:
     lines = []
     for reason, number in worst:
         examples = counts.defects[reason].examples
-        detail = _detail(reason, examples[0], data)
-        where = ", ".join([f"{examples[0]} ({detail})" if detail else examples[0], *examples[1:]])
+        detail = _detail(examples[0], data)
+        where = ", ".join([f"{examples[0]} ({detail})", *examples[1:]])
         head = f"- {name}: {number} of {counts.rows} rows ({number / counts.rows:.1%}) {reason}, for example {where}"
         lines.append(f"{head}: {ADVICE[Reason(reason)]}")
     return lines
 
 
-def _detail(reason: str, place: str, data: CheckedData) -> str:
-    found = (row for row in data.quarantined if row.reason == reason and f"{row.file}:{row.number}" == place)
-    return next((row.detail for row in found), "")
+def _detail(place: str, data: CheckedData) -> str:
+    """Return all that was found in a row; what it is counted under may be another of its defects."""
+    return next(row.detail for row in data.quarantined if f"{row.file}:{row.number}" == place)
 
 
 def _distinct(checks: list[Check]) -> list[Check]:

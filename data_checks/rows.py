@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 ROLES = ("system", "user", "assistant", "tool")
+MAX_NAMES = 20
+"""Most columns that a message names."""
+MAX_NAME_LENGTH = 40
 
 
 class Turn(NamedTuple):
@@ -57,8 +61,8 @@ ADVICE: dict[Reason, str] = {
     Reason.PROMPT_MISMATCH: "give both sides the same conversation up to the compared answers",
     Reason.EMPTY_PROMPT: "a prompt needs text in each of its user and assistant turns",
     Reason.EMPTY_RESPONSE: "an answer is blank after trimming: remove the pair",
-    Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn",
-    Reason.IDENTICAL_RESPONSES: "equal answers hold no preference: remove the pair",
+    Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn; an answer holds no user turn",
+    Reason.IDENTICAL_RESPONSES: "answers equal in text or in tokens hold no preference: remove the pair",
     Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or add it to "
     "data.allowed_special_tokens",
     Reason.TEMPLATE_FAILED: "the tokenizer's chat template does not render these turns",
@@ -74,7 +78,7 @@ ADVICE: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A defect of a row. `detail` never quotes the row's text: it may end up in logs."""
+    """A defect of a row. `detail` may end up in logs: it may name columns of the row, but never quotes a value."""
 
     reason: Reason
     detail: str
@@ -93,6 +97,10 @@ class RawRow:
     """The row as text, kept for the quarantine."""
     value: dict[str, Any] | None
     finding: Finding | None = None
+
+    def without_value(self) -> RawRow:
+        """Return the row to remember once its value has been used."""
+        return RawRow(self.file, self.number, self.raw, None, self.finding)
 
 
 @dataclass(slots=True)
@@ -142,6 +150,21 @@ class Quarantined:
     file: str
     number: int
     raw: str
+
+
+def name_columns(columns: Iterable[str]) -> str:
+    """Return the names of columns or keys for a message, cut to a readable length.
+
+    >>> name_columns(["text", "a column"]), name_columns([])
+    ('a column, text', 'none')
+    """
+    named = sorted(columns)
+    short = [name if name.isprintable() and len(name) <= MAX_NAME_LENGTH else _cut(name) for name in named[:MAX_NAMES]]
+    return ", ".join([*short, *(["…"] if len(named) > MAX_NAMES else [])]) or "none"
+
+
+def _cut(name: str) -> str:
+    return repr(name[:MAX_NAME_LENGTH]) + ("…" if len(name) > MAX_NAME_LENGTH else "")
 
 
 def kind_of(value: Any) -> str:

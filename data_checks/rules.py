@@ -27,7 +27,7 @@ def pair_findings(row: PairRow) -> list[Finding]:
             findings.append(Finding(Reason.LAST_TURN_NOT_ASSISTANT, f"role of the last turn: {last}", side))
         elif (turn := blank_turn(answer)) is not None:
             findings.append(Finding(Reason.EMPTY_RESPONSE, f"turn {turn} of the answer is blank after trimming", side))
-        if detail := role_order_error(prompt + answer):
+        if detail := role_order_error(prompt + answer) or _user_inside(answer):
             findings.append(Finding(Reason.ROLE_ORDER, detail, side))
     if row.chosen_prompt != row.rejected_prompt:
         findings.append(Finding(Reason.PROMPT_MISMATCH, _difference(row.chosen_prompt, row.rejected_prompt)))
@@ -74,6 +74,12 @@ def role_order_error(turns: Turns) -> str | None:
             return f"turn {number} is {turn.role} after {before}"
         before = turn.role
     return None
+
+
+def _user_inside(answer: Turns) -> str | None:
+    """Return where a user speaks before the last turn of an answer: a preference compares answers to one prompt."""
+    number = next((number for number, turn in enumerate(answer[:-1], start=1) if turn.role == "user"), None)
+    return None if number is None else f"turn {number} of the answer is the user's: it belongs to the prompt"
 
 
 def is_identical(row: PairRow) -> bool:

@@ -5,45 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from data_checks.config import CheckDataConfig
 from data_checks.contamination import mark_held_out
-from data_checks.detection import FormatEvidence, identify, refuse_unreadable
-from data_checks.formats import parse_pair, parse_prompt
+from data_checks.detection import FormatEvidence
+from data_checks.entries import Entries, Entry, InputFiles, parsed, read_entries, usable
 from data_checks.keys import dataset_fingerprint, exact_prompt_id, group_id, turns_key
-from data_checks.readers import read_rows
-from data_checks.rows import Finding, PairRow, PromptItem, Quarantined, RawRow, Reason, quarantine
-from data_checks.rules import mark_duplicates_and_conflicts, mark_repeated_prompts, pair_findings, prompt_findings
+from data_checks.rows import Finding, PairRow, PromptItem, Quarantined, Reason, quarantine
+from data_checks.rules import mark_duplicates_and_conflicts, mark_repeated_prompts
 from data_checks.splits import is_validation
-from data_checks.tokens import Limits, Progress, measure_pairs, measure_prompts
+from data_checks.tokens import Limits, ReportProgress, measure_pairs, measure_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_EXAMPLES = 5
-
-Entry = tuple[RawRow, PairRow | PromptItem | Finding]
-"""A row as read, and what became of it."""
-
-
-@dataclass(frozen=True)
-class InputFiles:
-    """Where the files of a `CheckDataConfig` lie: the config names them, a stage may hold them elsewhere."""
-
-    preferences: list[Path]
-    rl_prompts: Path | None = None
-    eval_prompts: Path | None = None
-
-    @classmethod
-    def of_config(cls, config: CheckDataConfig) -> InputFiles:
-        rl, evaluation = config.rl_prompts, config.eval_prompts
-        return cls(
-            [Path(file.path) for file in config.preferences],
-            None if rl is None else Path(rl),
-            None if evaluation is None else Path(evaluation),
-        )
 
 
 @dataclass
@@ -111,7 +88,7 @@ def check_dataset(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    progress: Progress = no_progress,
+    progress: ReportProgress = no_progress,
 ) -> CheckedData:
     """Read, judge and split a data set; every row of every file ends up used or quarantined.
 
@@ -126,42 +103,44 @@ def check_dataset(
         ConfigurationError: a file is missing or of a kind that is not read.
         DataError: a file cannot be read, is empty, or its format is unknown or ambiguous.
     """
-    limits, allowed = Limits.of(config, tokenizer), config.allowed_special_tokens
-    formats, pair_entries = _read_pairs(files.preferences, config)
-    eval_entries = _read_prompts(files.eval_prompts, config.eval_prompts, "data.eval_prompts")
-    rl_entries = _read_prompts(files.rl_prompts, config.rl_prompts, "data.rl_prompts")
-    pairs, eval_items, rl_items = (
-        _parsed(pair_entries, PairRow),
-        _parsed(eval_entries, PromptItem),
-        _parsed(rl_entries, PromptItem),
-    )
+    limits = Limits.of(config, tokenizer)
+    entries = read_entries(files, config)
+    _measure(entries, tokenizer, limits, config.allowed_special_tokens, progress)
+    return _judge_together(entries, config, limits, seed)
 
-    measure_pairs(pairs, tokenizer, limits, allowed, progress)
-    for items in (eval_items, rl_items):
-        measure_prompts(items, tokenizer, limits, allowed)
+
+def _measure(
+    entries: Entries,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    allowed: Sequence[str],
+    progress: ReportProgress,
+) -> None:
+    measure_pairs(parsed(entries.preferences, PairRow), tokenizer, limits, allowed, progress)
+    for prompts in (entries.eval_prompts, entries.rl_prompts):
+        measure_prompts(parsed(prompts, PromptItem), tokenizer, limits, allowed, progress)
+
+
+def _judge_together(entries: Entries, config: CheckDataConfig, limits: Limits, seed: int) -> CheckedData:
+    """Apply what needs all rows. The order matters: what is held out is known before what may be trained on."""
+    pairs = parsed(entries.preferences, PairRow)
+    eval_items, rl_items = parsed(entries.eval_prompts, PromptItem), parsed(entries.rl_prompts, PromptItem)
     mark_repeated_prompts(eval_items)
-    mark_held_out(pairs, {group_id(item.prompt) for item in _usable(eval_items)})
-    num_duplicates, num_conflicts = mark_duplicates_and_conflicts(_usable(pairs), config)
-    train, validation = _split(_usable(pairs), seed, config.validation_fraction)
-    eval_prompts = _usable(eval_items) if files.eval_prompts else distinct_prompts(validation)
+    mark_held_out(pairs, {group_id(item.prompt) for item in usable(eval_items)})
+    num_duplicates, num_conflicts = mark_duplicates_and_conflicts(usable(pairs), config)
+    train, validation = _split(usable(pairs), seed, config.validation_fraction)
+    eval_prompts = usable(eval_items) if entries.eval_prompts else distinct_prompts(validation)
     mark_held_out(rl_items, {group_id(item.prompt) for item in eval_prompts})
     mark_repeated_prompts(rl_items)
-    rl_prompts = _usable(rl_items) if files.rl_prompts else distinct_prompts(train)
-
-    counts: dict[str, TableCounts] = {}
-    quarantined: list[Quarantined] = []
-    for name, entries in (("preferences", pair_entries), ("rl_prompts", rl_entries), ("eval_prompts", eval_entries)):
-        if entries:
-            counts[name], rejected = account(entries)
-            quarantined += rejected
+    counts, quarantined = _account_all(entries)
     return CheckedData(
         train=train,
         validation=validation,
-        rl_prompts=rl_prompts,
+        rl_prompts=usable(rl_items) if entries.rl_prompts else distinct_prompts(train),
         eval_prompts=eval_prompts,
         quarantined=quarantined,
         counts=counts,
-        formats=formats,
+        formats=entries.formats,
         limits=limits,
         fingerprint=dataset_fingerprint(pairs),
         num_duplicates=num_duplicates,
@@ -182,8 +161,8 @@ def account(entries: Sequence[Entry]) -> tuple[TableCounts, list[Quarantined]]:
     """Return the counts of one kind of input and its quarantined rows."""
     quarantined: list[Quarantined] = []
     defects: dict[str, Defects] = {}
-    for origin, parsed in entries:
-        findings = [parsed] if isinstance(parsed, Finding) else parsed.findings
+    for origin, result in entries:
+        findings = [result] if isinstance(result, Finding) else result.findings
         for reason in dict.fromkeys(finding.reason for finding in findings):
             defect = defects.setdefault(reason.value, Defects())
             defect.rows += 1
@@ -194,54 +173,22 @@ def account(entries: Sequence[Entry]) -> tuple[TableCounts, list[Quarantined]]:
             quarantined.append(quarantine(origin, findings))
     found = Counter(row.reason for row in quarantined)
     by_reason = {reason.value: found[reason] for reason in Reason if found[reason]}
-    kept = sum(not isinstance(parsed, Finding) and not parsed.findings for _, parsed in entries)
+    kept = sum(not isinstance(result, Finding) and not result.findings for _, result in entries)
     ordered = {name: defects[name] for name in map(str, Reason) if name in defects}
     return TableCounts(len(entries), kept, by_reason, ordered), quarantined
 
 
-def _read_pairs(paths: Sequence[Path], config: CheckDataConfig) -> tuple[list[FormatEvidence], list[Entry]]:
-    formats: list[FormatEvidence] = []
-    entries: list[Entry] = []
-    for index, (path, file) in enumerate(zip(paths, config.preferences, strict=True)):
-        label = f"data.preferences.{index}.path: {file.path}"
-        raw = read_rows(path, file.path, label)
-        formats.append(identify(file.path, raw, file.format, label))
-        for row in raw:
-            parsed = row.finding or parse_pair(row, formats[-1].format, file.source or Path(file.path).name)
-            if isinstance(parsed, PairRow):
-                parsed.findings += pair_findings(parsed)
-            entries.append((row, parsed))
-    return formats, entries
-
-
-def _read_prompts(path: Path | None, name: str | None, field_path: str) -> list[Entry]:
-    if path is None:
-        return []
-    entries: list[Entry] = []
-    name = name or path.name
-    label = f"{field_path}: {name}"
-    rows = read_rows(path, name, label)
-    refuse_unreadable(label, rows)
-    for row in rows:
-        parsed = row.finding or parse_prompt(row)
-        if isinstance(parsed, PromptItem):
-            parsed.findings += prompt_findings(parsed)
-        entries.append((row, parsed))
-    return entries
+def _account_all(entries: Entries) -> tuple[dict[str, TableCounts], list[Quarantined]]:
+    counts: dict[str, TableCounts] = {}
+    quarantined: list[Quarantined] = []
+    for name, rows in entries.by_table.items():
+        counts[name], rejected = account(rows)
+        quarantined += rejected
+    return counts, quarantined
 
 
 def _split(rows: Sequence[PairRow], seed: int, fraction: float) -> tuple[list[PairRow], list[PairRow]]:
-    held_out = [is_validation(group_id(row.prompt), seed, fraction) for row in rows]
-    train = [row for row, is_held_out in zip(rows, held_out, strict=True) if not is_held_out]
-    return train, [row for row, is_held_out in zip(rows, held_out, strict=True) if is_held_out]
-
-
-Parsed = TypeVar("Parsed", PairRow, PromptItem)
-
-
-def _parsed(entries: Sequence[Entry], kind: type[Parsed]) -> list[Parsed]:
-    return [parsed for _, parsed in entries if isinstance(parsed, kind)]
-
-
-def _usable(rows: Sequence[Parsed]) -> list[Parsed]:
-    return [row for row in rows if not row.findings]
+    sides: tuple[list[PairRow], list[PairRow]] = ([], [])
+    for row in rows:
+        sides[is_validation(group_id(row.prompt), seed, fraction)].append(row)
+    return sides

@@ -6,9 +6,10 @@ import logging
 from pathlib import Path
 
 from data_checks.config import CheckDataConfig
-from data_checks.metrics import dataset_metrics, length_statistics
+from data_checks.entries import InputFiles
+from data_checks.metrics import DatasetMetrics, dataset_metrics, length_statistics
 from data_checks.report import build_report, refusal, run_checks, summarise
-from data_checks.runner import CheckedData, InputFiles, check_dataset
+from data_checks.runner import CheckedData, check_dataset
 from data_checks.tables import pair_table, prompt_table, quarantine_table, write_table
 from data_checks.tokens import load_tokenizer
 from data_checks.wording import describe_check
@@ -37,19 +38,20 @@ def run(context: StageContext) -> StageOutcome:
     data = check_dataset(files, config, tokenizer, seed=context.spec.seed, progress=context.progress)
     outputs = write_tables(context, data)
 
-    checks, results = run_checks(data, config)
+    metrics = dataset_metrics(data)
+    checks, results = run_checks(data, config, metrics)
     report = context.new_output("report")
     report.mkdir()
-    write_json(report / "report.json", build_report(data, checks))
+    write_json(report / "report.json", build_report(data, checks, metrics))
     write_json(report / "great_expectations.json", results)
     outputs["report"] = "outputs/report"
-    write_metrics(context, data)
+    write_metrics(context, data, metrics)
     for check in checks:
         if check.verdict != "pass" and (data.pairs or check.value is not None):
             logger.warning("%s: %s: %s", check.verdict, describe_check(check, data), check.error or check.advice)
     if message := refusal(data, checks, str(context.directory.outputs_path)):
         raise DataError(message)
-    return StageOutcome(outputs=outputs, summary=summarise(data, checks))
+    return StageOutcome(outputs=outputs, summary=summarise(data, checks, metrics))
 
 
 def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
@@ -91,9 +93,9 @@ def write_tables(context: StageContext, data: CheckedData) -> dict[str, str]:
     return outputs
 
 
-def write_metrics(context: StageContext, data: CheckedData) -> None:
+def write_metrics(context: StageContext, data: CheckedData, metrics: DatasetMetrics) -> None:
     """Write the numbers of the data set as the stage's only step."""
-    values = {f"data/{name}": value for name, value in dataset_metrics(data).items() if value is not None}
+    values = {f"data/{name}": value for name, value in metrics.items() if value is not None}
     for column, statistics in length_statistics(data.pairs).items():
         values |= {f"length/{column}_{name}": value for name, value in statistics.items()}
     context.metrics.truncate_after(0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,8 @@ from data_checks.keys import example_id, group_id
 from data_checks.rows import PairRow, PromptItem, Quarantined, Turns
 from training_core.protocol.atomic import atomic_path
 
+Row = TypeVar("Row")
+ROW_GROUP_SIZE = 16_384
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 PAIR_SCHEMA = pa.schema(
     [
@@ -47,53 +50,62 @@ def as_messages(turns: Turns) -> list[dict[str, str]]:
 
 
 def pair_table(rows: Sequence[PairRow]) -> pa.Table:
-    values = [
-        {
-            "example_id": example_id(row),
-            "group_id": group_id(row.prompt),
-            "source": row.source,
-            "prompt_messages": as_messages(row.prompt),
-            "chosen_messages": as_messages(row.chosen),
-            "rejected_messages": as_messages(row.rejected),
-            "margin": row.margin,
-            "chosen_score": row.chosen_score,
-            "rejected_score": row.rejected_score,
-            "source_file": row.origin.file,
-            "source_row": row.origin.number,
-        }
-        for row in rows
-    ]
-    return pa.Table.from_pylist(values, schema=PAIR_SCHEMA)
+    return _table(rows, _pair_values, PAIR_SCHEMA)
+
+
+def _pair_values(row: PairRow) -> dict[str, Any]:
+    return {
+        "example_id": example_id(row),
+        "group_id": group_id(row.prompt),
+        "source": row.source,
+        "prompt_messages": as_messages(row.prompt),
+        "chosen_messages": as_messages(row.chosen),
+        "rejected_messages": as_messages(row.rejected),
+        "margin": row.margin,
+        "chosen_score": row.chosen_score,
+        "rejected_score": row.rejected_score,
+        "source_file": row.origin.file,
+        "source_row": row.origin.number,
+    }
 
 
 def prompt_table(items: Sequence[PromptItem]) -> pa.Table:
-    values = [
-        {
-            "prompt_id": item.prompt_id,
-            "group_id": group_id(item.prompt),
-            "prompt_messages": as_messages(item.prompt),
-            "extra": item.extra,
-        }
-        for item in items
-    ]
-    return pa.Table.from_pylist(values, schema=PROMPT_SCHEMA)
+    return _table(items, _prompt_values, PROMPT_SCHEMA)
+
+
+def _prompt_values(item: PromptItem) -> dict[str, Any]:
+    return {
+        "prompt_id": item.prompt_id,
+        "group_id": group_id(item.prompt),
+        "prompt_messages": as_messages(item.prompt),
+        "extra": item.extra,
+    }
 
 
 def quarantine_table(rows: Sequence[Quarantined]) -> pa.Table:
-    values = [
-        {
-            "reason_code": row.reason.value,
-            "detail": row.detail,
-            "source_file": row.file,
-            "source_row": row.number,
-            "raw": row.raw,
-        }
-        for row in rows
-    ]
-    return pa.Table.from_pylist(values, schema=QUARANTINE_SCHEMA)
+    return _table(rows, _quarantine_values, QUARANTINE_SCHEMA)
+
+
+def _quarantine_values(row: Quarantined) -> dict[str, Any]:
+    return {
+        "reason_code": row.reason.value,
+        "detail": row.detail,
+        "source_file": row.file,
+        "source_row": row.number,
+        "raw": row.raw,
+    }
+
+
+def _table(rows: Sequence[Row], values: Callable[[Row], dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return a table in pieces: only one piece at a time exists twice, as Python values too."""
+    pieces = [schema.empty_table()]
+    for start in range(0, len(rows), ROW_GROUP_SIZE):
+        piece = [values(row) for row in rows[start : start + ROW_GROUP_SIZE]]
+        pieces.append(pa.Table.from_pylist(piece, schema=schema))
+    return pa.concat_tables(pieces)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table whole or not at all; the same table gives the same bytes with the same version of Arrow."""
     with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", row_group_size=16_384, version="2.6")
+        pq.write_table(table, temporary, compression="zstd", row_group_size=ROW_GROUP_SIZE, version="2.6")

@@ -21,7 +21,8 @@ NO_LIMIT = 10**12
 MARKER = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]")
 """What an added token that is not flagged special looks like when it steers a model."""
 
-Progress = Callable[[int, int, str], None]
+ReportProgress = Callable[[int, int, str], None]
+"""Called with (done, total, phase)."""
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -68,14 +69,21 @@ class Limits:
         return cls(config.max_prompt_tokens, config.max_response_tokens, total, who)
 
 
+Encoded = tuple[list[int], list[int]]
+"""Token ids of a prompt and of the answer after it."""
+
+
 def measure_pairs(
     rows: Sequence[PairRow],
     tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     allowed: Sequence[str],
-    progress: Progress,
+    progress: ReportProgress,
 ) -> None:
-    """Count the tokens of pairs without findings; add findings for what is too long or holds control tokens."""
+    """Count the tokens of pairs without findings; add findings for what training cannot use.
+
+    That is: what is too long, holds control tokens, or has the same tokens on both sides.
+    """
     usable = [row for row in rows if not row.findings]
     control = ControlTokens(tokenizer, allowed)
     for start in range(0, len(usable), BATCH_TEXTS):
@@ -85,36 +93,53 @@ def measure_pairs(
             if token is not None:
                 row.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
         batch = [row for row in batch if not row.findings]
-        counts = count_conversations(
+        encoded = encode_conversations(
             tokenizer, [(row.prompt, side) for row in batch for side in (row.chosen, row.rejected)]
         )
-        for row, chosen, rejected in zip(batch, counts[::2], counts[1::2], strict=True):
-            for side, count in (("chosen", chosen), ("rejected", rejected)):
-                if isinstance(count, Finding):
-                    row.findings.append(Finding(count.reason, count.detail, side))
+        for row, chosen, rejected in zip(batch, encoded[::2], encoded[1::2], strict=True):
+            for side, found_in_side in (("chosen", chosen), ("rejected", rejected)):
+                if isinstance(found_in_side, Finding):
+                    row.findings.append(Finding(found_in_side.reason, found_in_side.detail, side))
             if isinstance(chosen, tuple) and isinstance(rejected, tuple):
-                row.prompt_tokens, row.chosen_tokens, row.rejected_tokens = chosen[0], chosen[1], rejected[1]
-                row.findings += length_findings(row, limits)
+                _measure_pair(row, chosen, rejected, limits)
         progress(min(start + BATCH_TEXTS, len(usable)), len(usable), "tokens")
 
 
+def _measure_pair(row: PairRow, chosen: Encoded, rejected: Encoded, limits: Limits) -> None:
+    (prompt_ids, chosen_ids), (_, rejected_ids) = chosen, rejected
+    row.prompt_tokens, row.chosen_tokens, row.rejected_tokens = len(prompt_ids), len(chosen_ids), len(rejected_ids)
+    row.findings += length_findings(row, limits)
+    if chosen_ids == rejected_ids:  # A normalising tokenizer, or a template that trims, may leave no difference.
+        row.findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected encode to the same tokens"))
+
+
 def measure_prompts(
-    items: Sequence[PromptItem], tokenizer: PreTrainedTokenizerBase, limits: Limits, allowed: Sequence[str]
+    items: Sequence[PromptItem],
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    allowed: Sequence[str],
+    progress: ReportProgress,
 ) -> None:
     """Do for prompts what `measure_pairs` does for pairs."""
     usable = [item for item in items if not item.findings]
-    for item, token in zip(usable, ControlTokens(tokenizer, allowed).find([i.prompt for i in usable]), strict=True):
-        if token is not None:
-            item.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
-    usable = [item for item in usable if not item.findings]
-    rendered = [render(tokenizer, item.prompt, add_generation_prompt=True) for item in usable]
-    texts = [text for text in rendered if isinstance(text, str)]
-    counts = iter(encode_all(tokenizer, texts))
-    for item, text in zip(usable, rendered, strict=True):
+    control = ControlTokens(tokenizer, allowed)
+    for start in range(0, len(usable), BATCH_TEXTS):
+        batch = usable[start : start + BATCH_TEXTS]
+        for item, token in zip(batch, control.find([item.prompt for item in batch]), strict=True):
+            if token is not None:
+                item.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
+        _measure_prompt_batch([item for item in batch if not item.findings], tokenizer, limits)
+        progress(start + len(batch), len(usable), "prompt tokens")
+
+
+def _measure_prompt_batch(items: Sequence[PromptItem], tokenizer: PreTrainedTokenizerBase, limits: Limits) -> None:
+    rendered = [render(tokenizer, item.prompt, add_generation_prompt=True) for item in items]
+    ids = iter(encode_all(tokenizer, [text for text in rendered if isinstance(text, str)]))
+    for item, text in zip(items, rendered, strict=True):
         if isinstance(text, Finding):
             item.findings.append(text)
             continue
-        item.prompt_tokens = len(next(counts))
+        item.prompt_tokens = len(next(ids))
         item.findings += prompt_length_findings(item.prompt_tokens, limits)
 
 
@@ -139,15 +164,15 @@ def prompt_length_findings(num_tokens: int, limits: Limits) -> list[Finding]:
     return [Finding(Reason.PROMPT_TOO_LONG, f"{num_tokens} tokens, at most {limit}")]
 
 
-def count_conversations(
+def encode_conversations(
     tokenizer: PreTrainedTokenizerBase, conversations: Sequence[tuple[Turns, Turns]]
-) -> list[tuple[int, int] | Finding]:
-    """Return for each (prompt, answer) the tokens of the prompt and of the answer as training encodes them.
+) -> list[Encoded | Finding]:
+    """Return for each (prompt, answer) the ids of the prompt and of the answer as training encodes them.
 
     The prompt includes the opening of the assistant's turn. The answer ends with its EOS token: what the template
-    writes after it does not count, and a missing EOS does.
+    writes after it is left out, and a missing EOS is added.
     """
-    results: list[tuple[int, int] | Finding] = []
+    results: list[Encoded | Finding] = []
     pairs: list[tuple[str, str] | Finding] = []
     openings: dict[Turns, str | Finding] = {}
     for prompt, answer in conversations:
@@ -172,15 +197,15 @@ def count_conversations(
             answer_ids = ids[len(prompt_ids) :]
         else:
             answer_ids = encode_all(tokenizer, [pair[1][len(pair[0]) :]])[0]
-        results.append((len(prompt_ids), _length_to_eos(answer_ids, tokenizer.eos_token_id)))
+        results.append((prompt_ids, _end_at_eos(answer_ids, tokenizer.eos_token_id)))
     return results
 
 
-def _length_to_eos(ids: list[int], eos_token_id: int | None) -> int:
+def _end_at_eos(ids: list[int], eos_token_id: int) -> list[int]:
     for position in range(len(ids) - 1, -1, -1):
         if ids[position] == eos_token_id:
-            return position + 1
-    return len(ids) + 1
+            return ids[: position + 1]
+    return [*ids, eos_token_id]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, turns: Turns, *, add_generation_prompt: bool) -> str | Finding:
@@ -199,7 +224,8 @@ def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
     unique = list(dict.fromkeys(texts))
     for start in range(0, len(unique), BATCH_TEXTS):
         batch = unique[start : start + BATCH_TEXTS]
-        ids |= zip(batch, tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"], strict=True)
+        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids |= zip(batch, encoded["input_ids"], strict=True)
     return [ids[text] for text in texts]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from tasks.showing import gate_rules
+
 logger = logging.getLogger(__name__)
 
 STAGE_TABLE_KEY = "stages"
@@ -78,8 +80,7 @@ def stage_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def gate_markdown(gate: Mapping[str, Any]) -> str:
     """Return a report of gate.json: verdict, every rule with its numbers, and the reasons."""
     lines = [f"# Gate: {str(gate.get('verdict', 'unknown')).upper()}", ""]
-    rules = [gate.get("primary"), gate.get("champion"), *(gate.get("guards") or [])]
-    rules = [rule for rule in rules if isinstance(rule, Mapping)]
+    rules = [rule for _, rule in gate_rules(gate)]
     if rules:
         lines += ["| rule | verdict | detail |", "|---|---|---|"]
         lines += [f"| {_cell(r.get('name'))} | {_cell(r.get('verdict'))} | {_cell(r.get('detail'))} |" for r in rules]

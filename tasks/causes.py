@@ -9,12 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.showing import flatten
 from training_core.config.intake import INPUT
 from training_core.records import StageSpec
 
 MAX_SHOWN = 3
 MAX_VALUE_CHARACTERS = 60
 ABSENT = object()
+NONE_FINISHED = "no complete one under this root"
+"""Never run to its end, or removed since."""
 SECTIONS = {"sft_intake": "checkpoint", "check_data": "data", "reward_model": "reward_model", "gate": "gate"}
 """Stages whose config is one section of the pipeline's: fields are named by their path there."""
 
@@ -39,11 +42,11 @@ def explain(root: Path, spec: StageSpec) -> str:
     """Return in words what differs between `spec` and the most similar complete stage of its kind."""
     candidates = finished_specs(root, spec.stage)
     if not candidates:
-        return "never finished under this root"
+        return NONE_FINISHED
     found = min((differences(before, spec) for before in candidates), key=len)
     shown = "; ".join(str(difference) for difference in found[:MAX_SHOWN])
     more = f"; and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
-    return shown + more if found else "its result was removed"
+    return shown + more
 
 
 def finished_specs(root: Path, stage: str) -> list[StageSpec]:
@@ -59,8 +62,10 @@ def finished_specs(root: Path, stage: str) -> list[StageSpec]:
 
 
 def differences(before: StageSpec, now: StageSpec) -> list[Difference]:
-    """Return what differs in all that the spec hash covers: version, seed, inputs, config."""
+    """Return what differs in all that the spec hash covers: versions, seed, inputs, config."""
     found = []
+    if before.schema_version != now.schema_version:
+        found.append(Difference("schema version", before.schema_version, now.schema_version))
     if before.stage_version != now.stage_version:
         found.append(Difference("stage version", before.stage_version, now.stage_version))
     if before.seed != now.seed:
@@ -71,7 +76,7 @@ def differences(before: StageSpec, now: StageSpec) -> list[Difference]:
         if old != new:
             found.append(Difference(f"input {name}", old, new))
     section = SECTIONS.get(now.stage, "")
-    old_leaves, new_leaves = flatten(before.config, section), flatten(now.config, section)
+    old_leaves, new_leaves = (flatten(spec.config, section, lists=True) for spec in (before, now))
     for path in sorted(old_leaves.keys() | new_leaves.keys()):
         old, new = old_leaves.get(path, ABSENT), new_leaves.get(path, ABSENT)
         if INPUT in (old, new):
@@ -79,24 +84,6 @@ def differences(before: StageSpec, now: StageSpec) -> list[Difference]:
         if old != new or type(old) is not type(new):
             found.append(Difference(path, old, new))
     return found
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return dotted path -> plain value.
-
-    >>> flatten({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c.0': 2}
-    """
-    if isinstance(value, dict) and value:
-        items = value.items()
-    elif isinstance(value, list) and value:
-        items = {str(index): item for index, item in enumerate(value)}.items()
-    else:
-        return {path: value}
-    leaves = {}
-    for key, item in items:
-        leaves.update(flatten(item, f"{path}.{key}" if path else str(key)))
-    return leaves
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the planner asks the registry: who is champion, and is a registered version still there."""
+"""What a plan and a run ask the registry: who is champion, and is a registered version still there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from tasks.mlflow_store import StoreLocation, connect, locate_store, mlflow_errors, store_exists
 from tasks.promotion import (
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 logger = logging.getLogger(__name__)
+
+TEMPORARY = ".champion-"
+"""How the names of downloads that are not whole yet begin."""
 
 
 def current_champion(
@@ -56,26 +61,19 @@ def current_champion(
     if not download and not store_exists(location):
         return None
     client = connect(location, read_only=not download)
-    name, scratch = config.registry.model_name, Path(download_to)
+    name = config.registry.model_name
     with mlflow_errors(location, f"read the champion of {name!r}"):
         version = _rival(client, name, candidate_sha256)
         if version is None:
             return None
         digest = version.tags.get(WEIGHTS_TAG)
         if digest is None and download:  # Registered by other means.
-            digest = version_weights(client, location, version, scratch)
-    folder = scratch / digest[:16] if digest else None
-    if folder is not None and not _holds(folder, str(digest)):
-        if download:
-            _download(client, location, version, folder, str(digest))
-        else:
-            folder = None
-    return {
-        "version": str(version.version),
-        "weights_sha256": digest,
-        "gate_sha256": version.tags.get(GATE_TAG),
-        "path": None if folder is None else str(model_folder(folder)),
-    }
+            digest = version_weights(client, location, version, Path(download_to))
+    path = None
+    if digest is not None:
+        path = _files(client, location, version, Path(download_to) / digest[:16], digest, download)
+    found = {"version": str(version.version), "weights_sha256": digest, "gate_sha256": version.tags.get(GATE_TAG)}
+    return {**found, "path": None if path is None else str(path)}
 
 
 def _rival(client: MlflowClient, name: str, candidate_sha256: str | None) -> ModelVersion | None:
@@ -96,16 +94,21 @@ def _rival(client: MlflowClient, name: str, candidate_sha256: str | None) -> Mod
     return version
 
 
-def verify_registration(config: Any, root: Path, registration: dict[str, Any]) -> bool:
+def verify_registration(config: Any, root: Path, registration: dict[str, Any], *, read_only: bool = False) -> bool:
     """Return whether the registry still has the version that `registration` (registration.json) names.
 
     False means: run the stage `register` again. Aliases are not looked at: a champion may have been replaced since.
+
+    Args:
+        read_only: write nothing anywhere; a store that nobody has made yet has no version.
 
     Raises:
         ServerUnreachableError: the registry does not answer.
     """
     location = locate_store(config.tracking, Path(root))
-    client = connect(location)
+    if read_only and not store_exists(location):
+        return False
+    client = connect(location, read_only=read_only)
     with mlflow_errors(location, "look at a registered version"):
         version = find_version_number(client, registration["model_name"], str(registration["version"]))
     return (
@@ -124,9 +127,25 @@ def _holds(folder: Path, digest: str) -> bool:
     return False
 
 
+def _files(
+    client: MlflowClient, location: StoreLocation, version: ModelVersion, folder: Path, digest: str, download: bool
+) -> Path | None:
+    """Return the model's folder below `folder`: an earlier whole download, or a new one; None without `download`."""
+    if not _holds(folder, digest):
+        if not download:
+            return None
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(folder.parent / "lock")):  # Another run may read what a second download would replace.
+            if not _holds(folder, digest):
+                _download(client, location, version, folder, digest)
+    return model_folder(folder)
+
+
 def _download(client: MlflowClient, location: StoreLocation, version: ModelVersion, folder: Path, digest: str) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".champion-", dir=folder.parent))
+    """Download into `folder`, whatever was there. The caller holds the lock, so what else is temporary is left over."""
+    for left_over in folder.parent.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.parent))
     try:
         stored = download_model(client, location, version_source(client, version), temporary)
         found = weights_digest(model_folder(stored))

@@ -57,7 +57,8 @@ class LaunchConfig(Config):
     """Threads of the stages' maths. It can change the last bits of results, so set it where bits must agree between
     machines. Default: what torch chooses."""
     retries: int = Field(default=3, ge=0, le=100)
-    """How often a pre-empted stage is started again within one run."""
+    """How often a pre-empted stage is started again within one run. A stage that met a server which did not answer is
+    started once more whatever this says. Default: 3."""
     offline: bool = True
     """Keep Hugging Face libraries off the network. Set false for a checkpoint named by its hub id."""
 

@@ -10,10 +10,17 @@ from uuid import UUID
 
 from tasks.config import PipelineConfig
 from tasks.inputs import with_absolute_paths
-from tasks.launch import refuse_if_running, reported_error, run_stage_process
+from tasks.launch import named_error, refuse_if_running, reported_error, run_stage_process
 from tasks.planning import StageDefinition
 from tasks.progress import Progress, StageWatch, observer
-from training_core.errors import ConfigurationError, TemporaryError, TidegateError
+from tasks.runs import RunState
+from training_core.errors import (
+    ConfigurationError,
+    PreemptedError,
+    ServerUnreachableError,
+    TemporaryError,
+    TidegateError,
+)
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageResult, StageSpec
 
@@ -22,6 +29,9 @@ if TYPE_CHECKING:
 
 CANCEL_SECONDS_BEYOND_GRACE = 35.0
 """Prefect kills a cancelled flow run 30 seconds after asking it to stop."""
+OUTAGE_SECONDS = 300.0
+"""How long a main flow waits for a Prefect server that does not answer: the stage on the worker goes on meanwhile, and
+its result under the shared root counts, whoever can say so."""
 
 
 def run_stage(
@@ -78,6 +88,7 @@ def _run_as_deployment(
 
 
 def _start_flow_run(stage: StageDefinition, config: PipelineConfig, run_id: str, attempt_key: str) -> FlowRun:
+    import httpx
     from prefect.deployments import run_deployment
     from prefect.exceptions import ObjectNotFound
 
@@ -88,6 +99,8 @@ def _start_flow_run(stage: StageDefinition, config: PipelineConfig, run_id: str,
         flow_run = run_deployment(
             name=name, parameters=parameters, timeout=0, as_subflow=True, idempotency_key=attempt_key
         )
+    except httpx.HTTPError as error:
+        raise _silent_server(f"asked to start {name}", error) from error
     except ObjectNotFound:
         raise ConfigurationError(
             f"orchestration.mode is deployments, but there is no deployment {name!r}. Deploy it with "
@@ -102,15 +115,29 @@ def _wait(
     directory: StageDirectory,
     poll_seconds: float,
     on_poll: Callable[[Progress | None], None],
-) -> FlowRun:
+) -> FlowRun | None:
+    """Wait for the end of a flow run and return it; None when the server is silent and the stage's result is there.
+
+    Raises:
+        ServerUnreachableError: the server was silent for too long.
+    """
+    import httpx
     from prefect.client.orchestration import get_client
 
     watch = StageWatch(stage.name, directory)
+    answered = time.monotonic()
     with get_client(sync_client=True) as client:
         while True:
-            flow_run = client.read_flow_run(flow_run_id)
-            if flow_run.state is not None and flow_run.state.is_final():
-                return flow_run
+            try:
+                flow_run = client.read_flow_run(flow_run_id)
+                answered = time.monotonic()
+                if flow_run.state is not None and flow_run.state.is_final():
+                    return flow_run
+            except httpx.HTTPError as error:
+                if directory.result() is not None:
+                    return None
+                if time.monotonic() - answered > OUTAGE_SECONDS:
+                    raise _silent_server(f"asked for {OUTAGE_SECONDS:.0f} s how {stage.name} is", error) from error
             if (progress := watch.look()) is not None:
                 observer().stage_progress(progress)
             on_poll(progress)
@@ -135,12 +162,26 @@ def _cancel(flow_run_id: UUID, seconds: float) -> None:
             time.sleep(0.5)
 
 
-def _remote_error(stage: StageDefinition, flow_run: FlowRun, directory: StageDirectory) -> TidegateError:
+def _silent_server(doing: str, error: Exception) -> ServerUnreachableError:
+    return ServerUnreachableError(
+        f"the Prefect server does not answer ({doing}): {error or type(error).__name__}. A stage that runs on a worker "
+        "goes on. Start the server and run the same command again: what is done stays done"
+    )
+
+
+def _remote_error(stage: StageDefinition, flow_run: FlowRun | None, directory: StageDirectory) -> TidegateError:
+    """Return why there is no result: what the stage's process reported, else what its flow run said of itself."""
     if (error := reported_error(directory)) is not None:
         return error
-    state = flow_run.state
+    state = flow_run.state if flow_run is not None else None
     name, message = (state.name, state.message) if state is not None else ("Unknown", None)
-    what = f"flow run {flow_run.name} of stage {stage.name} ended {name}: {message or 'no message'}"
+    if name == RunState.PREEMPTED.value:
+        return PreemptedError(message or f"stage {stage.name} was asked to stop")
+    # The flow of a stage names the type of what went wrong before or around the stage's process.
+    if (error := named_error(message or "")) is not None:
+        return error
+    run_name = flow_run.name if flow_run is not None else "unknown"
+    what = f"flow run {run_name} of stage {stage.name} ended {name}: {message or 'no message'}"
     if state is not None and (state.is_crashed() or state.is_cancelled()):
         return TemporaryError(f"{what}. The same command again continues from the last checkpoint")
     return TidegateError(f"{what}. Its log in Prefect says more")

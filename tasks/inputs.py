@@ -1,7 +1,8 @@
 """The files from outside that a pipeline reads: found, digested, and taken out of what a config's hash sees.
 
-In a stage's config a path is replaced (by "input", or by its last component), so that moving a folder changes no hash:
-the content's digest stands for the file, and the stage opens the path that its spec's inputs give.
+In a stage's config a path is replaced (by "input", or by its last component, with the input's name in front where two
+data files have the same one), so that moving a folder changes no hash: the content's digest stands for the file, and
+the stage opens the path that its spec's inputs give.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_checks.files import SUFFIXES, check_file
+from data_checks.config import CheckDataConfig
+from data_checks.files import SUFFIXES, check_file, distinct_names
 from tasks.code_files import digest_code_files
 from tasks.config import PipelineConfig
 from training_core.config.intake import HUB_PREFIX, INPUT
@@ -70,16 +72,20 @@ def external_files(config: PipelineConfig) -> list[ExternalFile]:
         ExternalFile(("checkpoint", name), "sft_intake", name, path, INPUT)
         for name, path in config.checkpoint.local_inputs().items()
     ]
-    for index, file in enumerate(config.data.preferences):
-        field = ("data", "preferences", index, "path")
-        portable = Path(file.path).name
-        found.append(ExternalFile(field, "check_data", f"preferences_{index}", file.path, portable, file.sha256))
-    prompts = {"rl_prompts": config.data.rl_prompts, "eval_prompts": config.data.eval_prompts}
-    found.extend(
-        ExternalFile(("data", name), "check_data", name, path, Path(path).name)
-        for name, path in prompts.items()
-        if path is not None
-    )
+    return found + _data_files(config.data)
+
+
+def _data_files(data: CheckDataConfig) -> list[ExternalFile]:
+    pairs = {f"preferences_{index}": (index, file) for index, file in enumerate(data.preferences)}
+    prompts = {"rl_prompts": data.rl_prompts, "eval_prompts": data.eval_prompts}
+    paths = {name: file.path for name, (_, file) in pairs.items()}
+    paths |= {name: path for name, path in prompts.items() if path is not None}
+    portable = distinct_names({name: Path(path).name for name, path in paths.items()})
+    found = []
+    for name, path in paths.items():
+        index, file = pairs.get(name, (None, None))
+        field: FieldPath = ("data", name) if index is None else ("data", "preferences", index, "path")
+        found.append(ExternalFile(field, "check_data", name, path, portable[name], file.sha256 if file else None))
     return found
 
 
@@ -143,10 +149,7 @@ def without_folders(config: PipelineConfig, values: dict[str, Any]) -> dict[str,
     """Return a dump of the whole config in which no path is left."""
     values = copy.deepcopy(values)
     for file in external_files(config):
-        container: Any = values
-        for part in file.field[:-1]:
-            container = container[part]
-        container[file.field[-1]] = file.portable
+        _put(values, file.field, file.portable)
     return values
 
 
@@ -155,8 +158,11 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     values = config.model_dump(mode="json")
     values["root"] = str(Path(config.root).expanduser().absolute())
     for file in external_files(config):
-        container: Any = values
-        for part in file.field[:-1]:
-            container = container[part]
-        container[file.field[-1]] = str(resolved(file.path))
+        _put(values, file.field, str(resolved(file.path)))
     return PipelineConfig.model_validate(values)
+
+
+def _put(values: Any, field: FieldPath, value: str) -> None:
+    for part in field[:-1]:
+        values = values[part]
+    values[field[-1]] = value

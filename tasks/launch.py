@@ -85,28 +85,40 @@ def run_stage_process(
     refuse_if_running(directory)
     directory.prepare(spec)
     directory.error_path.unlink(missing_ok=True)
-    watch, told = StageWatch(spec.stage, directory), observer()
-    read_end, write_end = os.pipe()
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        process = _start(package, directory, launch, read_end)
-        code = _wait(process, spec.stage, launch, told, watch, on_poll)
-    except BaseException:
-        if process is not None and process.poll() is None:
-            told.stage_stopping(spec.stage, launch.grace_seconds)
-            _end(process, spec.stage, launch.grace_seconds)
-        raise
-    finally:
-        os.close(read_end)
-        # Should this process be interrupted inside Popen, the closed pipe still ends the child.
-        os.close(write_end)
-    kill_leftovers(process)
+    code = _run_process(package, spec.stage, directory, launch, on_poll)
     if code != 0:
         raise stage_error(spec.stage, code, directory)
     result = directory.result()
     if result is None:
         raise TidegateError(f"stage {spec.stage} ended without an error and without {directory.result_path}")
     return result
+
+
+def _run_process(
+    package: str,
+    stage: str,
+    directory: StageDirectory,
+    launch: LaunchConfig,
+    on_poll: Callable[[Progress | None], None],
+) -> int:
+    """Start the process, wait for its end and return its exit code; whatever interrupts that ends its group first."""
+    watch, told = StageWatch(stage, directory), observer()
+    read_end, write_end = os.pipe()
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        process = _start(package, directory, launch, read_end)
+        code = _wait(process, stage, launch, told, watch, on_poll)
+    except BaseException:
+        if process is not None and process.poll() is None:
+            told.stage_stopping(stage, launch.grace_seconds)
+            _end(process, stage, launch.grace_seconds)
+        raise
+    finally:
+        os.close(read_end)
+        # Should this process be interrupted inside Popen, the closed pipe still ends the child.
+        os.close(write_end)
+    kill_leftovers(process)
+    return code
 
 
 def refuse_if_running(directory: StageDirectory) -> None:
@@ -200,6 +212,13 @@ def reported_error(directory: StageDirectory) -> TidegateError | None:
         return None
 
 
+def named_error(text: str) -> TidegateError | None:
+    """Return the error that `Type: message` names, or None when it names none."""
+    name, _, message = text.partition(": ")
+    found = error_class(name)
+    return None if found is TidegateError else found(message)
+
+
 def _unreported(stage: str, code: int, directory: StageDirectory) -> TidegateError:
     if code == -signal.SIGTERM:
         return PreemptedError(
@@ -216,10 +235,9 @@ def _unreported(stage: str, code: int, directory: StageDirectory) -> TidegateErr
         return TidegateError(f"stage {stage} died of {name}: a crash in native code. See {directory.output_log_path}")
     # error.json could not be written: the process printed "Type: message" last.
     lines = log_tail(directory.output_log_path).splitlines()
-    name, _, message = (lines[-1] if lines else "").partition(": ")
-    found = error_class(name)
-    if found is not TidegateError and found.exit_code == code:
-        return found(message)
+    found = named_error(lines[-1] if lines else "")
+    if found is not None and found.exit_code == code:
+        return found
     return ERRORS_BY_EXIT_CODE.get(code, TidegateError)(
         f"stage {stage} ended with exit code {code} and left no message. See {directory.output_log_path}"
     )

@@ -20,7 +20,6 @@ UID_TAG = "tidegate.uid"
 STAGE_TAG = "tidegate.stage"
 SPEC_TAG = "tidegate.spec_hash"
 PARENT_TAG = "mlflow.parentRunId"
-NAME_TAG = "mlflow.runName"
 
 
 def find_run(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> str | None:
@@ -80,7 +79,7 @@ def stage_run(
     if run_id is None:
         identity = {UID_TAG: "alone", STAGE_TAG: stage, SPEC_TAG: spec_hash}
         return find_or_create_run(client, location, experiment, identity, name=stage, started=now)
-    journal = JournalFile(root, run_id).create(run_id, run_id, experiment)
+    journal = JournalFile(root, run_id).create(run_id, run_id, experiment, location.store_id)
     parent = pipeline_run(client, location, experiment, journal.uid, journal.name, journal.started)
     identity = {UID_TAG: journal.uid, STAGE_TAG: stage, SPEC_TAG: spec_hash}
     return find_or_create_run(client, location, experiment, identity, name=stage, started=now, parent=parent)

@@ -13,21 +13,26 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
 from training_core.errors import (
+    SQLITE_FULL,
     ArtifactError,
     ConfigurationError,
+    DiskFullError,
     ServerUnreachableError,
     TidegateError,
     as_tidegate_error,
 )
+from training_core.protocol.digests import text_digest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from tasks.config import TrackingConfig
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 DEFAULT_EXPERIMENT = "tidegate"
@@ -41,6 +46,9 @@ OWN_LIMITS_VARIABLE = "TIDEGATE_MLFLOW_LIMITS"
 
 _CREDENTIALS = re.compile(r"(\b[A-Za-z][\w+.-]*://)[^\s/@]+@")
 _SECRET_ARGUMENT = re.compile(r"((?:password|passwd|token|secret|sig|signature)=)[^&\s]+", re.IGNORECASE)
+_URI = re.compile(r"\b[A-Za-z][\w+.-]*://\S+")
+_NO_DATABASE_TEXT = re.compile(r"file is not a database|database disk image is malformed", re.IGNORECASE)
+_DISK_FULL_TEXT = re.compile(f"{SQLITE_FULL}|No space left on device|Disk quota exceeded", re.IGNORECASE)
 _UNREACHABLE_TEXT = re.compile(
     r"failed with (?:timeout )?exception|Max retries exceeded|Connection (?:refused|reset|aborted)|ConnectionError"
     r"|NewConnectionError|timed out|too many 5\d\d|error code 5\d\d|database is locked",
@@ -52,7 +60,18 @@ _UNREACHABLE_CODES = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEAD
 
 def redact(text: str) -> str:
     """Return `text` without credentials: those inside URIs, `password=...` arguments and MLflow's secret variables."""
-    text = _SECRET_ARGUMENT.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text))
+    return _without_secret_variables(_SECRET_ARGUMENT.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", text)))
+
+
+def redact_uris(text: str) -> str:
+    """Return `text` without credentials, as `redact`, but only URIs are searched for arguments.
+
+    For values of a config, which refuses secrets: a pattern such as `token=\\d+` is none.
+    """
+    return _without_secret_variables(_URI.sub(lambda uri: redact(uri[0]), text))
+
+
+def _without_secret_variables(text: str) -> str:
     for name in SECRET_VARIABLES:
         if secret := os.environ.get(name):
             text = text.replace(secret, "***")
@@ -73,18 +92,23 @@ class StoreLocation:
     def label(self) -> str:
         return redact(self.uri)
 
+    @property
+    def store_id(self) -> str:
+        """What files below the root know the store by."""
+        return text_digest(self.label)
+
     def __repr__(self) -> str:
         return f"StoreLocation({self.label})"
 
 
-def locate_store(tracking: Any, root: Path) -> StoreLocation:
-    """Return the store of a `TrackingConfig`: its `uri`, else $MLFLOW_TRACKING_URI, else SQLite below `root`.
+def locate_store(tracking: TrackingConfig | None, root: Path) -> StoreLocation:
+    """Return the store of a config: its `uri`, else $MLFLOW_TRACKING_URI, else SQLite below `root`.
 
     Raises:
         ConfigurationError: a store that MLflow 3 or Tidegate does not take, or a secret in the config.
     """
     root = root.absolute()
-    configured = getattr(tracking, "uri", None)
+    configured = tracking.uri if tracking is not None else None
     uri = configured or os.environ.get(URI_VARIABLE) or f"sqlite:///{root / 'mlflow.db'}"
     where = "tracking.uri" if configured else f"${URI_VARIABLE}"
     parts = urlsplit(uri)
@@ -156,8 +180,14 @@ def store_lock(location: StoreLocation) -> Iterator[None]:
 
 def store_exists(location: StoreLocation) -> bool:
     """Return whether there is something to connect to: False only for an SQLite file that nobody has made yet."""
-    parts = urlsplit(location.uri)
-    return not parts.scheme.startswith("sqlite") or Path(parts.path.removeprefix("/")).exists()
+    path = _database_path(location)
+    return path is None or path.exists()
+
+
+def _database_path(location: StoreLocation) -> Path | None:
+    """Return the file of an SQLite store. Not by `urlsplit`, which ends a path at `#`; SQLAlchemy does not."""
+    scheme, _, rest = location.uri.partition(":///")
+    return Path(rest.partition("?")[0]) if scheme.startswith("sqlite") else None
 
 
 def connect(
@@ -238,6 +268,19 @@ def translate_error(error: Exception, location: StoreLocation, doing: str) -> Ti
     origin = type(error).__module__.split(".")[0]
     text = redact(str(error)).strip()
     short = text.splitlines()[0][:400] if text else type(error).__name__
+    database = _database_path(location)
+    if (known := as_tidegate_error(error, database.parent if database else None)) is not None:
+        return known
+    if _DISK_FULL_TEXT.search(text):
+        return DiskFullError(
+            f"MLflow at {location.label} could not {doing}: its disk is full ({short}). Free some space there and run "
+            "the same command again"
+        )
+    if _NO_DATABASE_TEXT.search(text):
+        return ArtifactError(
+            f"MLflow's store {location.label} is damaged or no database ({short}). Restore it, or name another in "
+            "tracking.uri"
+        )
     if origin == "mlflow":
         code = str(getattr(error, "error_code", ""))
         if code in _NOT_ALLOWED_CODES:
@@ -248,7 +291,7 @@ def translate_error(error: Exception, location: StoreLocation, doing: str) -> Ti
         if code not in _UNREACHABLE_CODES and not _UNREACHABLE_TEXT.search(text):
             return ArtifactError(f"MLflow at {location.label} could not {doing}: {short}")
     elif origin not in ("requests", "urllib3", "sqlalchemy", "sqlite3"):
-        return as_tidegate_error(error)
+        return None
     return ServerUnreachableError(
         f"MLflow at {location.label} does not answer ({doing}): {short}. Start it, or check tracking.uri, and run the "
         "same command again: what is done stays done"

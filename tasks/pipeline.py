@@ -7,7 +7,7 @@ an outcome, not a failure: the context swallows it and `final_state` names it. E
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,16 @@ from tasks.artifacts import publish_progress
 from tasks.config import PipelineConfig
 from tasks.dispatch import run_stage
 from tasks.planning import BY_NAME, ChainState, FinishedStage, StageDefinition, chain_of, is_rejected
-from tasks.plans import PlanState, StagePlan, assess, require_finished
-from tasks.policies import should_retry
+from tasks.plans import LOST_VERSION, PlanState, StagePlan, assess, is_complete, require_finished
+from tasks.policies import policy_for, should_retry
 from tasks.progress import Progress, observer
-from tasks.rivals import adopt_champion, ask_for_champion
+from tasks.rivals import adopt_champion, ask_for_champion, is_registered
 from tasks.roots import prepare_root
-from tasks.runs import RunRecord, RunState, StageEntry, StageState, load_run, report_path, run_directory
-from tasks.stopping import is_cancelled_by_server, is_sigterm
+from tasks.runs import RunRecord, RunStage, RunState, StageState, load_run, report_path, run_directory
+from tasks.stopping import ending_text, is_cancelled_by_server, is_sigterm
 from tasks.views import run_view
 from training_core.errors import EvaluationError, PreemptedError, StageLockedError
+from training_core.protocol.context import STOPPED
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
 from training_core.records import StageResult, Verdict
@@ -43,7 +44,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         whole: False when single stages are run on their own: the run is then never marked complete.
 
     Raises:
-        ConfigurationError: a file from outside is missing.
+        ConfigurationError, DataError, ArtifactError, DigestMismatchError: as `ChainState.begin`.
         StageLockedError: on entering: a live process works on this run.
         DiskFullError: on entering: the root has no room for a run's records.
     """
@@ -51,7 +52,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
     def __init__(self, config: PipelineConfig, *, whole: bool = True) -> None:
         self.config = config
         self.whole = whole
-        self.state = ChainState.begin(config)
+        self.state = ChainState.begun(config)
         self.run_id = self.state.run_id
         self.root = self.state.root
         self.stopped: BaseException | None = None
@@ -60,19 +61,23 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         self.errors: dict[str, BaseException] = {}
         """How the last attempt at a stage ended, if it did not succeed."""
         self._published = time.monotonic()
-        self._stack = ExitStack()
+        self._champion_asked = False
+        self._cancelled: bool | None = None
+        """Whether the server cancelled this flow run; None before it was asked."""
 
     def __enter__(self) -> PipelineRun:
         directory = run_directory(self.root, self.run_id)
         prepare_root(self.root)
-        try:
-            self._stack.enter_context(directory_lock(directory))
-        except StageLockedError as error:
-            raise StageLockedError(f"run {self.run_id} is already going on: {error}") from None
-        self.record = self._begin_record()
-        self.record.save(self.root)
-        self.tracker = self._begin_tracker()
-        observer().run_started(self.run_id, [stage.name for stage in chain_of(self.config)])
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(directory_lock(directory))
+            except StageLockedError as error:
+                raise StageLockedError(f"run {self.run_id} is already going on: {error}") from None
+            self.record = self._begin_record()
+            self.record.save(self.root)
+            self.tracker = self._begin_tracker()
+            observer().run_started(self.run_id, [stage.name for stage in chain_of(self.config)])
+            self._stack = stack.pop_all()  # Until here, whatever goes wrong gives the lock back.
         return self
 
     def __exit__(
@@ -80,21 +85,16 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
     ) -> bool:
         with self._stack:
             self.record.state = self._state_after(error)
-            self.record.mlflow = self.tracker.mlflow_ids()
-            self.record.save(self.root)
-            if error is None:
-                self._write_report()  # Before the tracker closes: it sends the report, too.
+            self._note_mlflow()
+            self._write_report()  # Before the tracker closes: it sends the report, too.
             self.tracker.close(self.record.state.value)
-            self.record.mlflow = self.tracker.mlflow_ids()
-            self.record.save(self.root)
-        if isinstance(error, PreemptedError | KeyboardInterrupt) or (
-            is_sigterm(error) and not is_cancelled_by_server()
-        ):
+            self._note_mlflow()
+        if isinstance(error, PreemptedError | KeyboardInterrupt) or (is_sigterm(error) and not self._is_cancelled()):
             self.stopped = error
             return True
         return False
 
-    def run_stage(self, name: str) -> StageEntry:
+    def run_stage(self, name: str) -> RunStage:
         """Run one stage, or find it cached, and note everything about it. Called again for another attempt.
 
         Raises:
@@ -106,6 +106,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         self.errors.pop(name, None)
         if name == "register" and is_rejected(self.state):
             entry.state, entry.why = StageState.SKIPPED, "the gate did not say pass"
+            self.record.model = None
             self.record.save(self.root)
             return entry
         try:
@@ -118,8 +119,10 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         except BaseException as error:
             self.errors[name] = error
             self._retry[name] = should_retry(error, self._attempts[name], self.config.launch.retries)
-            entry.state, entry.error = _stage_state_after(error), describe_error(error)
+            entry.state, entry.error = self._stage_state_after(error), ending_text(error)
             self.record.save(self.root)
+            if self._retry[name]:
+                observer().note(f"stage {name} is tried again: {policy_for(error).reason}")
             raise
         self._note_outcome(name)
         self.record.save(self.root)
@@ -130,15 +133,20 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         return self._retry.get(name, False)
 
     def resolve_champion(self) -> None:
-        """Ask the registry whom the candidate has to beat: once a run; a complete run keeps the one it was told.
+        """Ask the registry whom the candidate has to beat: once an attempt.
+
+        A complete run keeps the one it was told, as long as its evaluation against that one is there. A policy that was
+        trained anew (another version of a stage, a directory deleted) is compared with the champion of now.
 
         Raises:
             ServerUnreachableError: the registry does not answer.
         """
-        if self.state.champion_known and (self.whole or self._was_complete):
+        if self._champion_asked:
+            return
+        if self.state.champion_known and self._was_complete and is_complete(BY_NAME["evaluate"], self.state):
             return
         self.record.champion = ask_for_champion(self.state)
-        self.record.champion_known = True
+        self.record.champion_known = self._champion_asked = True
         self.record.save(self.root)
         adopt_champion(self.state, self.record)
 
@@ -153,11 +161,10 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         else:
             record.champion, record.champion_known = None, False
         record.config, record.inputs = config, self.state.external
-        # A stage on its own says nothing new about the others, the verdict or the model.
+        # A stage on its own says nothing new about the others.
+        self._hashes_before = {name: entry.spec_hash for name, entry in record.stages.items()}
         known = {} if self.whole else record.stages
-        record.stages = {stage.name: known.get(stage.name, StageEntry()) for stage in chain_of(self.config)}
-        if self.whole:
-            record.gate, record.model = None, None
+        record.stages = {stage.name: known.get(stage.name, RunStage()) for stage in chain_of(self.config)}
         record.attempts += 1
         record.state = RunState.RUNNING
         return record
@@ -170,31 +177,31 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
             self.run_id,
             self.config,
             self.root,
+            config_sha256=self.state.config_sha256,
             poll_seconds=tracking.poll_seconds,
             close_seconds=tracking.flush_seconds,
         )
 
     def _assess(self, stage: StageDefinition) -> StagePlan:
         plan = assess(stage, self.state)
-        if plan.state is PlanState.CACHED and stage.name == "register" and not self._still_registered():
+        if plan.state is PlanState.CACHED and stage.name == "register" and not is_registered(self.state):
             # Someone deleted the version: what is cached is a claim about a registry that no longer holds.
             finished = self.state.finished.pop("register")
             finished.directory.result_path.unlink()
-            plan = StagePlan(stage.name, PlanState.RUNS, "the registry lost the version", plan.spec, plan.directory)
+            plan = StagePlan(stage.name, PlanState.RUNS, LOST_VERSION, plan.spec, plan.directory)
         return plan
 
-    def _still_registered(self) -> bool:
-        from tasks.registration import verify_registration
-
-        return bool(verify_registration(self.config, self.root, self.state.finished["register"].result.summary))
-
-    def _run_planned(self, stage: StageDefinition, plan: StagePlan, entry: StageEntry) -> None:
+    def _run_planned(self, stage: StageDefinition, plan: StagePlan, entry: RunStage) -> None:
         assert plan.spec is not None
         assert plan.directory is not None
         directory = StageDirectory(plan.directory)
         cached = plan.state is PlanState.CACHED
         entry.spec_hash, entry.directory = plan.spec.spec_hash, str(plan.directory.relative_to(self.root))
         entry.why, entry.error = plan.why, None
+        if self.whole and not (cached and entry.spec_hash == self._hashes_before.get(stage.name)):
+            # Verdict and model of the attempt before are about other weights now, or soon.
+            self.record.model = None
+            self.record.gate = self.record.gate if stage.name == "register" else None
         self.tracker.stage_started(stage.name, plan.directory, cached=cached)
         if cached:
             result = self.state.finished[stage.name].result
@@ -231,9 +238,28 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         if name == "register":
             self.record.model = self.state.finished[name].result.summary
 
+    def _note_mlflow(self) -> None:
+        """Note the ids that MLflow gave; a store that was silent takes none away."""
+        found, known = self.tracker.mlflow_ids(), self.record.mlflow
+        stages = {**known.get("stages", {}), **found.get("stages", {})}
+        self.record.mlflow = {"run_id": found.get("run_id") or known.get("run_id"), "stages": stages}
+        self.record.save(self.root)
+
+    def _is_cancelled(self) -> bool:
+        if self._cancelled is None:
+            self._cancelled = is_cancelled_by_server()
+        return self._cancelled
+
+    def _stage_state_after(self, error: BaseException) -> StageState:
+        if isinstance(error, KeyboardInterrupt):
+            return StageState.INTERRUPTED
+        if is_sigterm(error):
+            return StageState.CANCELLED if self._is_cancelled() else StageState.PREEMPTED
+        return StageState.PREEMPTED if isinstance(error, PreemptedError) else StageState.FAILED
+
     def _state_after(self, error: BaseException | None) -> RunState:
         if error is not None:
-            return RunState(_stage_state_after(error).value)
+            return RunState(self._stage_state_after(error).value)
         if not self.whole:
             return self._state_before if self._was_complete else RunState.INCOMPLETE
         if not is_rejected(self.state):
@@ -242,13 +268,17 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         return RunState.GATE_ERROR if verdict == Verdict.ERROR else RunState.REJECTED
 
     def _write_report(self) -> None:
+        """Write the report of the run as it stands, of a failed one too: an earlier attempt's tells of another end."""
         from tasks.report import write_report
 
+        path = report_path(self.root, self.run_id)
         try:
-            write_report(run_view(self.record, self.root), report_path(self.root, self.run_id), root=self.root)
+            write_report(run_view(self.record, self.root), path, root=self.root)
         except Exception as error:
             # A picture that cannot be drawn must not turn a finished run into a failed one.
             observer().note(f"the report could not be written: {error!r}")
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def final_state(self) -> Any:
         """Return the Prefect state of a run that ended without an error: its name tells how."""
@@ -262,8 +292,7 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
             return Completed(name=self.record.state.value, message=self.summary(), data=self.run_id)
         if isinstance(self.stopped, KeyboardInterrupt):
             return Cancelled(name=RunState.INTERRUPTED.value, message=f"{self.run_id}: stopped by Ctrl-C")
-        message = "stopped by SIGTERM; what had a checkpoint is saved. The same command again continues"
-        error = self.stopped if isinstance(self.stopped, PreemptedError) else PreemptedError(message)
+        error = self.stopped if isinstance(self.stopped, PreemptedError) else PreemptedError(STOPPED)
         return Failed(name=RunState.PREEMPTED.value, message=f"{self.run_id}: {error}", data=error)
 
     def summary(self) -> str:
@@ -272,20 +301,3 @@ class PipelineRun(AbstractContextManager["PipelineRun"]):
         model = self.record.model
         registered = f", registered as {model['model_name']} version {model['version']}" if model else ""
         return f"{self.run_id}: gate {verdict}{registered}"
-
-
-def describe_error(error: BaseException) -> str:
-    """Return how an attempt at a stage ended, in words for a person."""
-    if is_sigterm(error):
-        return "stopped by SIGTERM; what has a checkpoint is saved. Run the same command again to continue"
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by Ctrl-C; what has a checkpoint is saved. Run the same command again to continue"
-    return f"{type(error).__name__}: {error}"
-
-
-def _stage_state_after(error: BaseException) -> StageState:
-    if isinstance(error, KeyboardInterrupt):
-        return StageState.INTERRUPTED
-    if is_sigterm(error):
-        return StageState.CANCELLED if is_cancelled_by_server() else StageState.PREEMPTED
-    return StageState.PREEMPTED if isinstance(error, PreemptedError) else StageState.FAILED

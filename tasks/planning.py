@@ -6,7 +6,8 @@ To add a stage: write its builder and put a row into `CHAIN`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,10 @@ import tasks
 import training_core.stages
 from tasks.code_files import code_files
 from tasks.config import PipelineConfig
+from tasks.early_checks import check_answer_room, check_prompts
 from tasks.inputs import digest_external_files, external_files, without_folders
 from tasks.mlflow_store import locate_store
+from tasks.roots import ROOT_VARIABLE, usable_root
 from training_core.errors import ConfigurationError
 from training_core.protocol.child import StageEntry
 from training_core.protocol.digests import config_digest
@@ -30,8 +33,6 @@ PACKAGES: dict[str, Mapping[str, StageEntry]] = {
     "tasks": tasks.STAGES,
 }
 RUN_HASH_LENGTH = 12
-MIN_PROMPT_ROOM_TOKENS = 8
-"""A chat template alone takes about this many tokens: less room than this for a prompt is none."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,32 @@ class ChainState:
         """Digest the files from outside.
 
         Raises:
-            ConfigurationError: one is missing.
+            ConfigurationError: one is missing or of a kind that no stage reads; the root or the store cannot be used.
+            DataError: a data file holds no rows.
+            DigestMismatchError: a file is not the one that the config's `sha256` names.
+            ArtifactError: the checkpoint is damaged, incomplete or of a refused kind.
         """
-        root = Path(config.root).expanduser().absolute()
-        locate_store(
-            config.tracking, root
-        )  # Refuses an unusable store, or a password in it, before anything is written.
+        root = root_of(config)
+        locate_store(config.tracking, root)  # Refuses an unusable one, or a password in it, before anything is written.
         return cls(config, root, digest_external_files(config))
+
+    @classmethod
+    def begun(cls, config: PipelineConfig) -> ChainState:
+        """Return the state that `handed_over` holds for this config, else `begin` anew."""
+        for state in _handed_over:
+            if state.config == config:
+                return cls(config, state.root, dict(state.external))
+        return cls.begin(config)
 
     @property
     def portable_config(self) -> dict[str, Any]:
         """The config as JSON with files as stand-ins: what stages are given and hashes see."""
         return without_folders(self.config, self.config.identity())
+
+    @property
+    def config_sha256(self) -> str:
+        """Digest of the config wherever its files lie: a tag of the run and of the model version in MLflow."""
+        return config_digest(self.portable_config)
 
     @property
     def run_id(self) -> str:
@@ -87,6 +102,36 @@ class ChainState:
 
     def output(self, stage: str, name: str) -> Artifact:
         return self.finished[stage].artifact(name)
+
+
+_handed_over: list[ChainState] = []
+
+
+@contextlib.contextmanager
+def handed_over(state: ChainState) -> Iterator[None]:
+    """Let a run that starts within take over the digests of `state`: the same files once more, and the same run id.
+
+    A file that changes in between is found by the stage that reads it.
+    """
+    _handed_over.append(state)
+    try:
+        yield
+    finally:
+        _handed_over.remove(state)
+
+
+def root_of(config: PipelineConfig) -> Path:
+    """Return the config's root as an absolute path.
+
+    Raises:
+        ConfigurationError: it is no folder and cannot be one, or a placeholder that a deployment left unfilled.
+    """
+    if "{{" in config.root:
+        raise ConfigurationError(
+            f"root is {config.root!r}: the variable that it names was not set when the deployments were made. Set "
+            f"{ROOT_VARIABLE}, an absolute folder that all workers share, and deploy again"
+        )
+    return usable_root(config.root)
 
 
 @dataclass(frozen=True)
@@ -116,12 +161,13 @@ def _sft_intake(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]
 
 
 def _check_data(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    check_answer_room(state)
     inputs = {"tokenizer": state.output("sft_intake", "tokenizer"), **_external_inputs(state, "check_data")}
     return state.portable_config["data"], inputs
 
 
 def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    _check_number_of_prompts(state)
+    check_prompts(state)
     inputs = {
         "model": state.output("sft_intake", "model"),
         "train_pairs": state.output("check_data", "train_pairs.parquet"),
@@ -131,8 +177,7 @@ def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact
 
 
 def _grpo(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    _check_answer_room(state)
-    _check_number_of_prompts(state)
+    check_prompts(state)
     inputs = {
         "model": state.output("sft_intake", "model"),
         "rl_prompts": state.output("check_data", "rl_prompts.parquet"),
@@ -166,7 +211,7 @@ def _register(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
         "run_id": state.run_id,
         "dataset_sha256": state.finished["check_data"].result.summary.get("fingerprint"),
         "checkpoint_sha256": state.finished["sft_intake"].result.summary.get("weights_sha256"),
-        "config_sha256": config_digest(state.portable_config),
+        "config_sha256": state.config_sha256,
         "spec_hashes": {name: stage.result.spec_hash for name, stage in state.finished.items() if name != "register"},
     }
     tracking = state.config.tracking.model_dump(mode="json", include={"uri", "experiment"})
@@ -237,26 +282,3 @@ def _external_inputs(state: ChainState, stage: str) -> dict[str, Artifact]:
 
 def _code_inputs(state: ChainState, stage: str) -> dict[str, Artifact]:
     return {file.input_name: state.external[file.dotted] for file in code_files(state.config) if file.stage == stage}
-
-
-def _check_answer_room(state: ChainState) -> None:
-    """The model's own limit is known only after the intake."""
-    limit = state.finished["sft_intake"].result.summary.get("max_position_embeddings")
-    answer = state.config.rollout.max_new_tokens
-    if isinstance(limit, int) and answer + MIN_PROMPT_ROOM_TOKENS > limit:
-        raise ConfigurationError(
-            f"rollout.max_new_tokens is {answer}, but the model reads at most {limit} tokens, prompt included. Write "
-            f"at most {max(1, limit - state.config.data.max_prompt_tokens)} (the limit less data.max_prompt_tokens)"
-        )
-
-
-def _check_number_of_prompts(state: ChainState) -> None:
-    """How many prompts are held out is known only after the data check; the gate would find out after all training."""
-    found = state.finished["check_data"].result.summary.get("num_eval_prompts")
-    needed = state.config.gate.min_prompts
-    if isinstance(found, int) and found < needed:
-        raise ConfigurationError(
-            f"the data give {found} held-out prompts, but gate.min_prompts is {needed}: no verdict would be possible. "
-            "Give more rows in data.eval_prompts (without that file: hold out a larger share of the pairs), or lower "
-            "gate.min_prompts knowingly"
-        )

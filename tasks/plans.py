@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from tasks.causes import explain
+from tasks.config import PipelineConfig
 from tasks.planning import (
     ChainState,
     FinishedStage,
@@ -17,6 +19,7 @@ from tasks.planning import (
     needed_stages,
 )
 from training_core.errors import ArtifactError
+from training_core.protocol import environment
 from training_core.protocol.atomic import read_json
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import is_locked, read_owner
@@ -50,6 +53,8 @@ class StagePlan:
     directory: Path | None = None
 
 
+LOST_VERSION = "the registry lost the version"
+
 _verified: set[tuple[str, int]] = set()
 """Complete stages whose outputs this process has verified, with the time stamp of their result."""
 
@@ -66,7 +71,8 @@ def assess(stage: StageDefinition, state: ChainState) -> StagePlan:
     finished = load_finished(directory)
     if finished is not None:
         state.finished[stage.name] = finished
-        return StagePlan(stage.name, PlanState.CACHED, _cached_reason(finished), spec, directory.path)
+        why = _cached_reason(finished) + _other_code(finished, state.config)
+        return StagePlan(stage.name, PlanState.CACHED, why, spec, directory.path)
     if is_locked(directory.path):
         owner = read_owner(directory.path) or {}
         why = f"process {owner.get('pid')} on {owner.get('host')} works on it"
@@ -93,6 +99,11 @@ def load_finished(directory: StageDirectory) -> FinishedStage | None:
         directory.verify_outputs(result)
         _verified.add(stamp)
     return FinishedStage(directory, result)
+
+
+def is_complete(stage: StageDefinition, state: ChainState) -> bool:
+    """Return whether a stage whose needed stages are all in `state.finished` has a result, its outputs unseen."""
+    return StageDirectory.of_spec(state.root, build_spec(stage, state)).result() is not None
 
 
 def make_plan(state: ChainState) -> list[StagePlan]:
@@ -133,7 +144,36 @@ def require_finished(stage: StageDefinition, state: ChainState) -> None:
 
 
 def _cached_reason(finished: FinishedStage) -> str:
-    return f"same config, inputs and code as {finished.directory.path.name}, outputs verified"
+    return f"same config, inputs and stage version as {finished.directory.path.name}, outputs verified"
+
+
+def _other_code(finished: FinishedStage, config: PipelineConfig) -> str:
+    """Return what else made the stage: recorded, not part of its hash, so it is said instead."""
+    try:
+        made = read_json(finished.directory.environment_path)["attempts"][-1]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return ""
+    commit, packages = _code_here()
+    found = []
+    before = made.get("git_commit")
+    if before and commit and before != commit:
+        found.append(f"commit {_short(before)}, now {_short(commit)}")
+    # Where the stage's packages are not this process's, there is nothing to compare with.
+    if config.launch.python is None and config.orchestration.mode == "local":
+        then = made.get("packages") or {}
+        changed = [name for name in sorted(then.keys() | packages.keys()) if then.get(name) != packages.get(name)]
+        found += [f"{name} {then.get(name, 'absent')}, now {packages.get(name, 'absent')}" for name in changed]
+    return f" (made by {'; '.join(found)})" if found else ""
+
+
+@cache
+def _code_here() -> tuple[str | None, dict[str, str]]:
+    return environment.git_commit(), environment.package_versions()
+
+
+def _short(commit: str) -> str:
+    digits, dash, mark = commit.partition("-")
+    return f"{digits[:12]}{dash}{mark}"
 
 
 def _last_failure(directory: StageDirectory) -> str:

@@ -25,31 +25,28 @@ RETRY_DELAY_SECONDS = 3.0
 class RetryPolicy:
     """What to do after one kind of failure."""
 
-    name: str
     retry: bool
     max_attempts: int | None
     """Attempts in all; None = `launch.retries` more after the first one."""
     reason: str
 
 
-NEVER = RetryPolicy("never", False, 1, "the same input gives the same failure")
+NEVER = RetryPolicy(False, 1, "the same input gives the same failure")
 
 POLICIES: dict[type[TidegateError], RetryPolicy] = {
     PreemptedError: RetryPolicy(
-        "preempted", True, None, "the stage saved its state and continues from it; nothing is wrong with it"
+        True, None, "the stage saved its state and continues from it; nothing is wrong with it"
     ),
     ServerUnreachableError: RetryPolicy(
-        "server", True, 2, "a server that restarts is back in seconds; a longer outage needs a person"
+        True, 2, "a server that restarts is back in seconds; a longer outage needs a person"
     ),
     StageLockedError: RetryPolicy(
-        "locked", False, 1, "another run is at work on the same stage, maybe for hours; waiting would hold this one"
+        False, 1, "another run is at work on the same stage, maybe for hours; waiting would hold this one"
     ),
-    StageTimeoutError: RetryPolicy(
-        "timeout", False, 1, "the limit was set on purpose; starting again would double it in silence"
-    ),
-    DiskFullError: RetryPolicy("disk_full", False, 1, "space does not come back by itself"),
+    StageTimeoutError: RetryPolicy(False, 1, "the limit was set on purpose; starting again would double it in silence"),
+    DiskFullError: RetryPolicy(False, 1, "space does not come back by itself"),
     TemporaryError: RetryPolicy(
-        "temporary", False, 1, "killed or out of memory: the next attempt would most likely end the same way"
+        False, 1, "killed or out of memory: the next attempt would most likely end the same way"
     ),
 }
 

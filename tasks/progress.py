@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tasks.row_tail import RowTail
 from training_core.protocol.directory import StageDirectory
 
 logger = logging.getLogger("tidegate.progress")
@@ -42,29 +42,6 @@ class Progress:
         return self.seconds / done * (self.total - self.step)
 
 
-class LineTail:
-    """Whole new lines of a JSON lines file since the last look; starts over when the file was rewritten."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._inode: int | None = None
-
-    def new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self.path.open("rb") as stream:
-                status = self.path.stat()
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._offset, self._inode = 0, status.st_ino
-                stream.seek(self._offset)
-                data = stream.read()
-        except OSError:
-            return []
-        whole, newline, _ = data.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
-
-
 class StageWatch:
     """Follows one stage directory while its process runs."""
 
@@ -72,32 +49,48 @@ class StageWatch:
         self.stage = stage
         self.directory = directory
         self.values: dict[str, Any] = {}
-        self._started = time.time()
+        self._started = time.monotonic()
         self._first_step: int | None = None
-        self._tails = [LineTail(directory.metrics_path), LineTail(directory.timings_path)]
+        self._tails = [RowTail(directory.metrics_path), RowTail(directory.timings_path)]
+        self._earlier = self._read()
+        """progress.json of an earlier attempt, known by its content: the stage's machine may have another clock."""
 
     def look(self) -> Progress | None:
-        """Return the newest progress of this attempt, or None before the stage said anything."""
+        """Return the newest progress of this attempt, or None before the stage said anything.
+
+        Files that cannot be read at this moment, or that are damaged, say nothing: a look must not end a stage.
+        """
         for tail in self._tails:
-            for row in tail.new_rows():
-                self.values.update({name: value for name, value in row.items() if name != "step"})
+            with contextlib.suppress(OSError):
+                for row in tail.take():
+                    self.values.update(row.values)
+        found = self._read()
+        if found is None or found == self._earlier:
+            return None
         try:
-            content = json.loads(self.directory.progress_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads(found)
+            return self._progress(content["step"], content["total"], content["phase"], content["values"])
+        except (ValueError, KeyError, TypeError):
             return None
-        if content["time"] < self._started:  # Left by an earlier attempt.
-            return None
+
+    def _progress(self, step: int, total: int, phase: str, values: dict[str, Any]) -> Progress:
         if self._first_step is None:
-            self._first_step = content["step"]
+            self._first_step = step
         return Progress(
             stage=self.stage,
-            step=content["step"],
-            total=content["total"],
-            phase=content["phase"],
-            seconds=time.time() - self._started,
-            first_step=min(self._first_step, content["step"]),
-            values={**self.values, **content["values"]},
+            step=step,
+            total=total,
+            phase=phase,
+            seconds=time.monotonic() - self._started,
+            first_step=min(self._first_step, step),
+            values={**self.values, **values},
         )
+
+    def _read(self) -> bytes | None:
+        try:
+            return self.directory.progress_path.read_bytes()
+        except OSError:
+            return None
 
 
 class RunObserver:

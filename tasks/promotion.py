@@ -183,7 +183,8 @@ def promote(
             # The tag first: whoever sees the new champion can tell which one it was judged against.
             old = str(current.version) if current is not None else ""
             client.set_model_version_tag(name, number, PROMOTED_FROM_TAG, old)
-            if old:
+            # One with the same weights (another verdict) is nothing to go back to: the one before it stays `previous`.
+            if current is not None and current.tags.get(WEIGHTS_TAG) != version.tags[WEIGHTS_TAG]:
                 _point(client, name, PREVIOUS, old)
                 client.set_model_version_tag(name, old, DEMOTED_BY_TAG, number)
             _check_alias(client, name, CHAMPION, old or None)

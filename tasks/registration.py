@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.champion import current_champion, verify_registration
 from tasks.mlflow_runs import close_run, stage_run
 from tasks.mlflow_store import (
     StoreLocation,
@@ -44,8 +43,6 @@ from training_core.records import StageOutcome, Verdict
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
-
-__all__ = ["current_champion", "run", "verify_registration"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,43 +84,53 @@ def run(context: StageContext) -> StageOutcome:
         NotPromotableError: the gate did not pass, a digest differs, or the champion moved.
         ServerUnreachableError: MLflow does not answer.
     """
-    config = RegisterConfig.model_validate(context.spec.config)
-    policy, gate_path = context.input_path("policy"), context.input_path("gate")
-    gate = read_json(gate_path)
-    weights = check_promotable(gate, policy)
-    root = context.directory.path.parents[2]
-    location = locate_store(config.tracking, root)
-    connect(location)  # Whether it is there at all is asked with short limits, before a long upload begins.
-    client = connect(location, timeout_seconds=UPLOAD_TIMEOUT_SECONDS)
-    use_everywhere(location)
     with scratch_directory(context.directory.path) as scratch:
-        candidate = Candidate(
-            client,
-            location,
-            config,
-            root,
-            policy,
-            gate,
-            weights,
-            file_digest(gate_path),
-            context.spec.spec_hash,
-            scratch,
-        )
+        candidate = find_candidate(context, scratch)
         version = registered_version(candidate)
-        aliases = promote(client, location, version, judged_sha256=candidate.judged_champion, scratch=scratch)
+        judged = candidate.judged_champion
+        aliases = promote(candidate.client, candidate.location, version, judged_sha256=judged, scratch=scratch)
     registration = {
         "model_name": version.name,
         "version": str(version.version),
         "aliases": aliases,
-        "weights_sha256": weights,
+        "weights_sha256": candidate.weights_sha256,
         "gate_sha256": candidate.gate_sha256,
         "model_uri": f"models:/{version.name}/{version.version}",
-        "tracking_uri_digest": text_digest(location.label),
+        "tracking_uri_digest": text_digest(candidate.location.label),
     }
     output = context.new_output("registration.json")
     write_json(output, registration)
     path = str(output.relative_to(context.directory.path))
     return StageOutcome(outputs={"registration.json": path}, summary=registration)
+
+
+def find_candidate(context: StageContext, scratch: Path) -> Candidate:
+    """Return what is to be registered, after seeing that it may be and that the registry answers.
+
+    Raises:
+        NotPromotableError: the gate did not pass, or judged other weights.
+        ServerUnreachableError: MLflow does not answer.
+    """
+    config = RegisterConfig.model_validate(context.spec.config)
+    policy, gate_path = context.input_path("policy"), context.input_path("gate")
+    gate = read_json(gate_path)
+    weights_sha256 = check_promotable(gate, policy)
+    root = context.directory.path.parents[2]
+    location = locate_store(config.tracking, root)
+    connect(location)  # Whether it is there at all is asked with short limits, before a long upload begins.
+    use_everywhere(location)
+    return Candidate(
+        client=connect(location, timeout_seconds=UPLOAD_TIMEOUT_SECONDS),
+        location=location,
+        config=config,
+        root=root,
+        policy=policy,
+        gate=gate,
+        weights_sha256=weights_sha256,
+        gate_sha256=file_digest(gate_path),
+        spec_hash=context.spec.spec_hash,
+        scratch=scratch,
+    )
 
 
 def use_everywhere(location: StoreLocation) -> None:

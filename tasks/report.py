@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
-from tasks.report_svg import Series, line_chart, rule_track, show_number
+from tasks.report_svg import Series, line_chart, rule_track
+from tasks.showing import flatten, gate_rules, show_duration, show_number
 from training_core.errors import ArtifactError
 from training_core.metrics import read_metrics
 from training_core.protocol.atomic import read_json, write_text
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
+MISSING = "–"
+"""Stands in the page where there is no number."""
 MAX_ANSWER_CHARACTERS = 1500
 MAX_SAMPLES = 12
 MAX_QUARANTINE_ROWS = 30
@@ -94,7 +98,11 @@ def render(page: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: clean_text(value) if type(value) is str else value,
     )
-    environment.filters.update(number=show_number, duration=show_duration, digest=lambda value: str(value)[:16])
+    environment.filters.update(
+        number=partial(show_number, missing=MISSING),
+        duration=partial(show_duration, missing=MISSING),
+        digest=lambda value: str(value)[:16],
+    )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page)
 
 
@@ -105,20 +113,6 @@ def clean_text(text: str) -> str:
     'a\\ufffdb'
     """
     return BIDIRECTIONAL.sub("\ufffd", FORBIDDEN.sub("\ufffd", text))
-
-
-def show_duration(seconds: float | None) -> str:
-    """Return seconds as people say them.
-
-    >>> [show_duration(s) for s in (0.4, 75, 3700, None)]
-    ['0.4 s', '1 min 15 s', '1 h 1 min', '–']
-    """
-    if seconds is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def stage_charts(stage: str, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -203,8 +197,7 @@ def _read_output(stage: Mapping[str, Any] | None, name: str, inside: str = "") -
 
 
 def _rules(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rules = [gate.get("primary"), gate.get("champion"), *(gate.get("guards") or [])]
-    return [{**rule, "svg": rule_track(rule)} for rule in rules if rule]
+    return [{**rule, "svg": rule_track(rule)} for _, rule in gate_rules(gate)]
 
 
 def _metric_names(evaluation: Mapping[str, Any]) -> list[str]:
@@ -304,12 +297,5 @@ def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         latest = recorded[-1] if isinstance(recorded, list) and recorded else recorded
         if isinstance(latest, dict):
             latest = (latest.get("attempts") or [latest])[-1]
-            return {key: value for key, value in _flat(latest) if value not in (None, "", {})}
+            return {key: value for key, value in flatten(latest).items() if value not in (None, "", {})}
     return {}
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, entry in value.items():
-        pairs += _flat(entry, f"{prefix}{key}.") if isinstance(entry, dict) else [(f"{prefix}{key}", entry)]
-    return pairs

@@ -12,6 +12,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from tasks.showing import show_number
+
 CHART_WIDTH, CHART_HEIGHT = 380, 210
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 52, 14, 14, 34
 TRACK_WIDTH, TRACK_HEIGHT = 560, 64
@@ -25,17 +27,6 @@ class Series:
 
     name: str
     points: Sequence[tuple[float, float]]
-
-
-def show_number(value: float | None) -> str:
-    """Return a number for people: four significant digits, no exponent where it fits."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0"
-    if float(value).is_integer() and abs(value) < 1e7:
-        return f"{int(value):,}"
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e7 else f"{value:.2e}"
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:

@@ -23,10 +23,15 @@ def usable_root(text: str | Path) -> Path:
     """Return a root as an absolute path, `~` expanded, and remember it for `known_root`.
 
     Raises:
-        ConfigurationError: it is empty, no path, or something that is no folder lies there, or on the way.
+        ConfigurationError: it is empty, no path, holds a `?`, or something that is no folder lies there, or on the way.
     """
     if not str(text).strip():
         raise ConfigurationError(f"root is empty. {HOW_TO_NAME}")
+    if "?" in str(Path(text).absolute()):
+        # The databases of MLflow and Prefect are named by URIs, where it ends the path.
+        raise ConfigurationError(
+            f"root {text} has a '?' in its absolute path: databases below it would be made elsewhere. {HOW_TO_NAME}"
+        )
     try:
         path = Path(text).expanduser().absolute()
         for part in (path, *path.parents):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from training_core.errors import ArtifactError, ConfigurationError
 from training_core.protocol.atomic import read_json, write_json
@@ -16,6 +16,8 @@ from training_core.records import Artifact
 from training_core.registry import nearest_name
 
 RUN_FILE = "run.json"
+NO_LONGER_WRITTEN = ("prefect",)
+"""Fields of a run.json of an earlier version: read over."""
 MAX_REASONS = 3
 """Problems of a damaged run.json that are named."""
 
@@ -63,7 +65,7 @@ class _Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 
-class StageEntry(_Stored):
+class RunStage(_Stored):
     """One stage of a run."""
 
     state: StageState = StageState.PENDING
@@ -99,20 +101,26 @@ class RunRecord(_Stored):
     config: dict[str, Any]
     inputs: dict[str, Artifact]
     """Files from outside with the digests that they had when the run was planned."""
-    stages: dict[str, StageEntry] = Field(default_factory=dict)
+    stages: dict[str, RunStage] = Field(default_factory=dict)
     champion: ChampionEntry | None = None
     champion_known: bool = False
     """False until the registry was asked; then `champion` null means that there was none."""
     gate: dict[str, Any] | None = None
     """Summary of the gate: verdict, reasons, primary, guards."""
     model: dict[str, Any] | None = None
-    """Summary of the registration: model_name, version, weights_sha256, aliases."""
+    """Summary of the registration: model_name, version, weights_sha256, and the aliases that it had then."""
     mlflow: dict[str, Any] = Field(default_factory=dict)
-    prefect: dict[str, Any] = Field(default_factory=dict)
     created: Seconds = Field(default_factory=time.time)
     updated: Seconds = Field(default_factory=time.time)
     attempts: int = 0
     """How often `tidegate run` was called for it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_older_versions_wrote(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {name: value for name, value in values.items() if name not in NO_LONGER_WRITTEN}
+        return values
 
     @field_validator("gate")
     @classmethod

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tasks import planning
 from tasks.code_files import digest_code_files
 from tasks.config import PipelineConfig
 from tasks.dispatch import run_stage
-from tasks.planning import ChainState, FinishedStage
+from tasks.planning import ChainState, FinishedStage, root_of
 from tasks.plans import PlanState, assess, require_finished
 from tasks.progress import observer
 from tasks.rivals import adopt_champion
@@ -24,12 +22,13 @@ def run_stage_alone(name: str, config: PipelineConfig, run_id: str) -> FinishedS
     Raises:
         TidegateError: of the type that the stage reported.
     """
-    record = load_run(Path(config.root), run_id)
+    root = root_of(config)
+    record = load_run(root, run_id)
     if record is None:
         raise TidegateError(
             f"no run {run_id} under {config.root}. With orchestration.mode deployments all workers must share `root`"
         )
-    state = ChainState(config, Path(config.root), planned_files(config, record))
+    state = ChainState(config, root, planned_files(config, record))
     adopt_champion(state, record)
     stage = planning.BY_NAME[name]
     require_finished(stage, state)

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from training_core.protocol.context import STOPPED
+
+STOPPED_BY_CTRL_C = STOPPED.replace("SIGTERM", "Ctrl-C")
+
+
+def ending_text(error: BaseException) -> str:
+    """Return how an attempt at a stage ended, in words for a person."""
+    if is_sigterm(error):
+        return STOPPED
+    if isinstance(error, KeyboardInterrupt):
+        return STOPPED_BY_CTRL_C
+    return f"{type(error).__name__}: {error}"
+
 
 def is_sigterm(error: BaseException | None) -> bool:
     """Return whether `error` is what Prefect makes of a SIGTERM."""

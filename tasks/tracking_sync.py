@@ -11,13 +11,14 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_checks.files import SUFFIXES
 from tasks.mlflow_runs import SPEC_TAG, STAGE_TAG, UID_TAG, close_run, find_or_create_run, find_run, pipeline_run
-from tasks.mlflow_store import StoreLocation, experiment_id, redact
-from tasks.tracking_journal import FINISHED, KILLED, Journal, StageNote
+from tasks.mlflow_store import StoreLocation, experiment_id, redact, redact_uris
+from tasks.showing import flatten
+from tasks.tracking_journal import FINISHED, Journal, StageNote, stage_of
 from tasks.tracking_rows import (
     METRICS_PER_BATCH,
     MetricLog,
-    flatten,
     mlflow_key,
     rule_numbers,
     summary_numbers,
@@ -30,14 +31,14 @@ from training_core.records import StageResult, StageSpec
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MAX_PARAMS = 100
+ENTRIES_PER_BATCH = 100
+"""Params or tags: MLflow's own limit for one request."""
 MAX_PARAM_CHARACTERS = 500
 MAX_TAG_CHARACTERS = 5000
 MAX_ARTIFACT_BYTES = 50 << 20
 DIGEST_CHARACTERS = 36
 """MLflow refuses a longer dataset digest; the whole one is a tag."""
 ARTIFACT_SUFFIXES = (".json", ".html", ".md")
-DATASET_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 DONE_TAG = "tidegate.done"
 """Set last, to the digest of result.json: everything of this result is in MLflow."""
 
@@ -50,6 +51,8 @@ class RunSync:
         self.location = location
         self.pipeline_id: str | None = None
         self.stages: dict[str, StageSync] = {}
+        self.stage_ids: dict[str, str] = {}
+        """Stage -> MLflow run id."""
         self._experiment: str | None = None
         self._last_status: str | None = None
 
@@ -62,15 +65,15 @@ class RunSync:
                 self.client, self.location, self._experiment, journal.uid, journal.name, journal.started
             )
             add_missing_params(self.client, self.pipeline_id, journal.params)
-        for name, note in journal.stages.items():
-            key = f"{name}:{note.directory}"
-            if key not in self.stages:
-                self.stages[key] = self._open_stage(journal, name, note)
-            self.stages[key].sync(note)
+        # Directories that the run left come first: what the pipeline's run shows of a stage is of the present one.
+        for key, note in sorted(journal.stages.items(), key=lambda item: stage_of(item[0]) == item[0]):
+            name = stage_of(key)
+            stage = self.stages.get(f"{name}:{note.directory}") or self._open_stage(journal, name, note)
+            self.stages[f"{name}:{note.directory}"] = stage
+            if key == name:
+                self.stage_ids[name] = stage.run_id
+            stage.sync(note)
         self._describe(journal)
-
-    def stage_ids(self) -> dict[str, str]:
-        return {key.split(":", 1)[0]: stage.run_id for key, stage in self.stages.items()}
 
     def _open_stage(self, journal: Journal, name: str, note: StageNote) -> StageSync:
         assert self._experiment is not None
@@ -129,28 +132,32 @@ class StageSync:
         self.cached_from = cached_from
         self.log = MetricLog(client, run_id, directory)
         self._described = False
-        self._ended: str | None = None
+        self._ended: tuple[str, float | None] | None = None
+        """Status and time of the end that MLflow knows."""
 
     def sync(self, note: StageNote) -> None:
         """Send new rows; at the end of the stage also its result."""
-        if self._ended is not None and self._ended == note.status:
-            return
+        end = (note.status, note.ended) if note.status is not None else None
+        if self._ended is not None:
+            if self._ended == end:
+                return
+            self._ended, self._described = None, False  # Another attempt at the stage: it runs again, or has run.
         if not self._described:
             run = self.client.get_run(self.run_id)
             if note.status == FINISHED and run.info.status == FINISHED and run.data.tags.get(DONE_TAG) == self._done():
-                self._ended = FINISHED  # Nothing to add: the same stage of the same run was completed before.
+                self._ended = end  # Nothing to add: the same stage of the same run was completed before.
                 return
             self._describe(run)
             self._described = True
         self.log.send_new()
-        if note.status is None:
+        if note.status is None or end is None:
             return
         result = self.directory.result() if note.status == FINISHED else None
         if result is not None:
             self._send_result(result)
-        set_tags(self.client, self.run_id, {"tidegate.error": note.error} if note.error else {})
+        set_tags(self.client, self.run_id, {"tidegate.error": note.error})  # Empty, it takes back an earlier one.
         close_run(self.client, self.run_id, note.status, note.ended)
-        self._ended = note.status
+        self._ended = end
 
     def _describe(self, run: Any) -> None:
         self.client.update_run(self.run_id, status="RUNNING")
@@ -205,27 +212,27 @@ def result_files(directory: StageDirectory, result: StageResult) -> list[Path]:
 
 
 def add_missing_params(client: MlflowClient, run_id: str, params: dict[str, Any]) -> None:
-    """Log params that the run does not have; MLflow never changes one. Outer names first, at most 100."""
+    """Log params that the run does not have; MLflow never changes one."""
     from mlflow.entities import Param
 
     known = client.get_run(run_id).data.params
-    names = sorted(params, key=lambda name: (name.count("."), name))[:MAX_PARAMS]
-    new = [Param(mlflow_key(n), param_text(params[n])) for n in names if mlflow_key(n) not in known]
-    if new:
-        client.log_batch(run_id, params=new)
+    named = {mlflow_key(name): param_text(value) for name, value in params.items()}
+    new = [Param(name, text) for name, text in sorted(named.items()) if name not in known]
+    for start in range(0, len(new), ENTRIES_PER_BATCH):
+        client.log_batch(run_id, params=new[start : start + ENTRIES_PER_BATCH])
 
 
 def param_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return redact(text)[:MAX_PARAM_CHARACTERS]
+    return redact_uris(text)[:MAX_PARAM_CHARACTERS]
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
     entries = [RunTag(mlflow_key(key), redact(value)[:MAX_TAG_CHARACTERS]) for key, value in tags.items()]
-    for start in range(0, len(entries), MAX_PARAMS):
-        client.log_batch(run_id, tags=entries[start : start + MAX_PARAMS])
+    for start in range(0, len(entries), ENTRIES_PER_BATCH):
+        client.log_batch(run_id, tags=entries[start : start + ENTRIES_PER_BATCH])
 
 
 def set_metrics(client: MlflowClient, run_id: str, values: dict[str, float]) -> None:
@@ -251,7 +258,7 @@ def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:
     known = {item.dataset.name for item in run.inputs.dataset_inputs} if run.inputs else set()
     inputs = []
     for name, artifact in spec.inputs.items():
-        if name in known or not artifact.path.endswith(DATASET_SUFFIXES):
+        if name in known or not artifact.path.endswith(SUFFIXES):
             continue
         with warnings.catch_warnings():  # MLflow registers its source of local files twice and warns about that.
             warnings.simplefilter("ignore", UserWarning)
@@ -262,22 +269,3 @@ def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:
         inputs.append(DatasetInput(dataset._to_mlflow_entity(), tags=tags))
     if inputs:
         client.log_inputs(run.info.run_id, inputs)
-
-
-def close_abandoned(journal: Journal, now: float) -> Journal:
-    """Return the journal of a run whose process is gone, with an end for everything that has none.
-
-    A stage whose result is there did finish; anything else was killed.
-    """
-    stages = {}
-    for name, note in journal.stages.items():
-        if note.status is None:
-            done = StageDirectory(Path(note.directory)).result() is not None
-            status = FINISHED if done else KILLED
-            error = "" if done else "the process that ran this stage was killed"
-            note = note.model_copy(update={"status": status, "ended": now, "error": error})
-        stages[name] = note
-    update: dict[str, Any] = {"stages": stages}
-    if journal.status is None:
-        update |= {"status": KILLED, "ended": now, "state": journal.state or "Killed"}
-    return journal.model_copy(update=update)

@@ -66,6 +66,7 @@ def live_state(record: RunRecord, root: Path) -> RunState:
 
 
 def _model_view(registration: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what was registered; `aliases` are those that the version had then, the registry knows those of now."""
     if registration is None:
         return None
     keys = {"name": "model_name", "version": "version", "weights_sha256": "weights_sha256", "aliases": "aliases"}

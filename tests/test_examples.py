@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from tasks.config import PipelineConfig
-from training_core.config.loader import load_config
+from training_core.config.loader import load_layer, validate_layer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def dump(name: str) -> dict[str, Any]:
-    return load_config(PipelineConfig, [EXAMPLES / name], ()).model_dump(mode="json")
+    return validate_layer(PipelineConfig, load_layer([EXAMPLES / name])).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_valid(path: Path) -> None:
-    assert load_config(PipelineConfig, [path], ()).name == path.stem
+    assert validate_layer(PipelineConfig, load_layer([path])).name == path.stem
 
 
 def test_hacked_is_the_demo_without_kl_term_and_penalty() -> None:

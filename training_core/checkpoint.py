@@ -22,7 +22,7 @@ NAME = re.compile(r"step_(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A valid checkpoint: `step` optimizer steps are done."""
+    """A valid checkpoint: `step` steps of the loop are done (GRPO counts rollouts, the reward model updates)."""
 
     step: int
     path: Path
@@ -68,6 +68,10 @@ class CheckpointStore:
         fsync_path(self.path)
         self._prune(newest=step)
         return Checkpoint(step, final)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no checkpoint at all, whole or not: `latest` would return None."""
+        return not self._saved()
 
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint whose files match its manifest; damaged ones are reported and passed over.

@@ -88,9 +88,6 @@ class StageResult(Record):
     """Largest resident set of the stage process in the last attempt."""
     attempts: int = 1
 
-    def output_path(self, stage_directory: Path, name: str) -> Path:
-        return stage_directory / self.outputs[name].path
-
 
 class Message(Record):
     """One chat turn."""
@@ -108,6 +105,8 @@ class PreferencePair(Record):
     chosen: list[Message]
     rejected: list[Message]
     margin: float | None = None
+    """How much better the chosen answer is, where the data say so. Carried along for people who look at the pairs; the
+    reward model's loss takes all pairs alike."""
 
 
 class PromptRow(Record):

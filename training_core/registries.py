@@ -6,6 +6,7 @@ entry of every table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,26 +18,14 @@ from training_core.rewards import rules
 from training_core.rewards.base import RewardFunction
 from training_core.rollout.base import RolloutEngine
 
-ADVANTAGE_ESTIMATORS: Registry[Callable[[Tensor, Tensor, Tensor], advantages.GroupAdvantages]] = Registry(
-    "advantage estimator"
-)
-"""(scores, group_ids, present) -> advantages."""
-ADVANTAGE_ESTIMATORS.add(
-    "group_normalised", lambda s, g, present: advantages.group_advantages(s, g, present, divide_by_std=True)
-)
-ADVANTAGE_ESTIMATORS.add(
-    "group_centred", lambda s, g, present: advantages.group_advantages(s, g, present, divide_by_std=False)
-)
+ADVANTAGE_ESTIMATORS: Registry[Callable[..., advantages.GroupAdvantages]] = Registry("advantage estimator")
+"""(scores, group_ids, present, *, penalties) -> advantages."""
+ADVANTAGE_ESTIMATORS.add("group_normalised", functools.partial(advantages.group_advantages, divide_by_std=True))
+ADVANTAGE_ESTIMATORS.add("group_centred", functools.partial(advantages.group_advantages, divide_by_std=False))
 
 POLICY_LOSSES: Registry[Callable[..., tuple[Tensor, Tensor]]] = Registry("policy loss")
 """(logprobs, old_logprobs, advantages, mask, **knobs) -> (loss, is_clipped), each [batch, time]."""
 POLICY_LOSSES.add("clipped_surrogate", policy_losses.clipped_surrogate)
-
-KL_ESTIMATORS: Registry[Callable[[Tensor], Tensor]] = Registry("KL estimator")
-"""log policy - log reference -> nats a token: values for metrics and rewards."""
-KL_ESTIMATORS.add("k1", kl.k1)
-KL_ESTIMATORS.add("k2", kl.k2)
-KL_ESTIMATORS.add("k3", kl.k3)
 
 KL_LOSSES: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL loss")
 """(log policy - log reference, log policy - log sampling policy) -> nats a token, for a term of the loss."""

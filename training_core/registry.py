@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from training_core.errors import ConfigurationError
@@ -38,10 +38,6 @@ class Registry(Generic[T], Mapping[str, T]):
             raise ValueError(f"{self.kind} {name!r} is registered already; choose another name")
         self._entries[name] = entry
         return entry
-
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator form of `add`."""
-        return lambda entry: self.add(name, entry)
 
     def __getitem__(self, name: str) -> T:
         try:

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands.output import unbroken
-from flows.commands.words import duration
 from tasks.progress import Pace, Progress, RunObserver
+from tasks.showing import show_duration
 
 LINE_EVERY_SECONDS = 5.0
 REFRESHES_PER_SECOND = 4
@@ -63,14 +63,14 @@ class LineObserver(RunObserver):
         parts = [f"{progress.stage}: {progress.phase or 'step'} {progress.step}/{progress.total}"]
         parts += [f"{label} {text}" for label, text in shown_values(progress.values)]
         if progress.seconds_left is not None:
-            parts.append(f"{duration(progress.seconds_left)} left")
+            parts.append(f"{show_duration(progress.seconds_left)} left")
         self.say(", ".join(parts))
 
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
-        self.say(f"{stage}: {state}" + ("" if state == "Cached" else f" after {duration(seconds)}"))
+        self.say(f"{stage}: {state}" + ("" if state == "Cached" else f" after {show_duration(seconds)}"))
 
     def stage_stopping(self, stage: str, grace_seconds: float) -> None:
-        self.say(f"{stage}: asked to save and stop, at most {duration(grace_seconds)} (Ctrl-C again: at once)")
+        self.say(f"{stage}: asked to save and stop, at most {show_duration(grace_seconds)} (Ctrl-C again: at once)")
 
     def note(self, text: str) -> None:
         self.say(text)
@@ -110,7 +110,7 @@ def _block(progress: Progress) -> Group:
         Text(progress.stage, style="bold"),
         ProgressBar(total=total, completed=min(progress.step, total), width=30),
         f"{progress.phase or 'step'} {progress.step}/{progress.total}",
-        "" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left",
+        "" if progress.seconds_left is None else f"{show_duration(progress.seconds_left)} left",
     )
     values = "   ".join(f"{label} {text}" for label, text in shown_values(progress.values))
     return Group(head, Text(f"  {values}", style="dim"))

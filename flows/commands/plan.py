@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -12,8 +13,8 @@ from flows.commands.output import Answer
 from flows.commands.summary import make_console
 from flows.config import load_pipeline
 from tasks.planning import ChainState
-from tasks.plans import PlanState, StagePlan, make_plan
-from tasks.rivals import adopt_champion, look_at_champion
+from tasks.plans import LOST_VERSION, PlanState, StagePlan, make_plan
+from tasks.rivals import adopt_champion, is_registered, look_at_champion
 from tasks.runs import load_run
 
 AFTER_CHAMPION = ("evaluate", "gate", "register")
@@ -43,6 +44,9 @@ def _print_table(state: ChainState, plans: Sequence[StagePlan]) -> None:
 def plan_of(state: ChainState) -> list[StagePlan]:
     """Return the plan of a run; asks the registry for the champion when a policy is there to be compared with it.
 
+    A complete run keeps the champion that it was compared with, as long as that evaluation is there. Whether what it
+    registered is still there is asked, too.
+
     Raises:
         ServerUnreachableError: the registry does not answer.
     """
@@ -50,15 +54,27 @@ def plan_of(state: ChainState) -> list[StagePlan]:
     if record is not None and record.state.is_complete:
         adopt_champion(state, record)
     plans = make_plan(state)
-    if "grpo" not in state.finished or state.champion_known:
-        return plans
+    if "grpo" in state.finished and not (state.champion_known and "evaluate" in state.finished):
+        plans = _plan_against_champion(state, plans)
+    return [_if_registered(line, state) for line in plans]
+
+
+def _if_registered(line: StagePlan, state: ChainState) -> StagePlan:
+    if line.name != "register" or line.state is not PlanState.CACHED or is_registered(state, read_only=True):
+        return line
+    return replace(line, state=PlanState.RUNS, why=LOST_VERSION)
+
+
+def _plan_against_champion(state: ChainState, plans: list[StagePlan]) -> list[StagePlan]:
+    """Return `plans` (made with the champion in `state`, or none) as they are with the champion of now."""
     found = look_at_champion(state)
-    if found is None:
+    if found is None and state.champion is None:
         return plans
-    version, state.champion = found
+    version, state.champion = found or ("", None)
     for name in AFTER_CHAMPION:
         state.finished.pop(name, None)
-    if state.champion is None:  # Its files would be an input; what follows from them is known once a run has them.
+    if found is not None and state.champion is None:
+        # Its files would be an input; what follows from them is known once a run has them.
         why = f"compares with the champion, version {version} of {state.config.registry.model_name}, not yet downloaded"
         known = [line for line in plans if line.name not in AFTER_CHAMPION]
         waits = [StagePlan(name, PlanState.WAITS, "for evaluate") for name in AFTER_CHAMPION[1:]]

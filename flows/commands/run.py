@@ -10,17 +10,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.commands.errors import TerminatedError, failed
+from flows.commands.errors import TerminatedError, error_value, failed
 from flows.commands.live import make_observer
 from flows.commands.output import Answer, unbroken
 from flows.commands.summary import print_summary
 from flows.config import load_pipeline
 from tasks.config import PipelineConfig
-from tasks.planning import ChainState
+from tasks.planning import ChainState, handed_over
 from tasks.prefect_home import prefect_server, use_home
 from tasks.progress import RunObserver, observed_by
 from tasks.roots import prepare_root
 from tasks.runs import RunRecord, RunState, load_run
+from tasks.stopping import STOPPED_BY_CTRL_C
 from tasks.views import empty_view, run_view
 from training_core.errors import (
     EXIT_DATA,
@@ -28,6 +29,7 @@ from training_core.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     PreemptedError,
+    ServerUnreachableError,
     as_tidegate_error,
 )
 
@@ -45,7 +47,7 @@ def _run(configs: Sequence[Path], settings: Sequence[str], root: str | Path | No
         before = load_run(state.root, state.run_id)
     except Exception as error:
         return failed(error, empty_view())
-    with make_observer(as_json) as watcher:
+    with make_observer(as_json) as watcher, handed_over(state):
         failure = _attempt(config, state.root, watcher)
     record = load_run(state.root, state.run_id)
     if record is None or (before is not None and record.attempts == before.attempts):
@@ -85,13 +87,25 @@ def _attempt(config: PipelineConfig, root: Path, watcher: RunObserver) -> BaseEx
                     raise server.failure("cannot write") from error
                 raise
     except (Exception, KeyboardInterrupt) as error:
-        return error
+        return _of_prefect(error)
     return None
+
+
+def _of_prefect(error: BaseException) -> BaseException:
+    """Return what to tell a person: a Prefect server that went away is no bug. Other errors come back as they are."""
+    import httpx
+
+    if not isinstance(error, httpx.HTTPError):
+        return error
+    return ServerUnreachableError(
+        f"the Prefect server does not answer: {error or type(error).__name__}. Start it, or unset PREFECT_API_URL to "
+        "do without, and run the same command again: what is done stays done"
+    )
 
 
 def _interrupted(view: dict[str, Any]) -> Answer:
     print("interrupted; the same command again continues", file=sys.stderr)
-    return Answer(view, EXIT_INTERRUPTED)
+    return Answer({**view, **error_value("Interrupted", STOPPED_BY_CTRL_C, EXIT_INTERRUPTED)}, EXIT_INTERRUPTED)
 
 
 def _failed(view: dict[str, Any], failure: BaseException | None, root: Path) -> Answer:

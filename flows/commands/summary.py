@@ -9,9 +9,11 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.commands.words import duration, number, size
+from flows.commands.words import size
 from tasks.runs import RunRecord, report_path
+from tasks.showing import gate_rules, show_duration, show_number
 
+RULE_TITLES = {"primary": "primary metric", "champion": "against the champion", "guard": "guard"}
 FILE_WIDTH = 200
 """Columns of a table that goes to a file or a pipe."""
 
@@ -47,7 +49,7 @@ def stage_table(view: Mapping[str, Any]) -> Table:
         directory = Path(stage["directory"]) if stage["directory"] else None
         where = "-" if directory is None else "/".join(directory.parts[-3:])
         table.add_row(
-            stage["name"], stage["state"], duration(stage["seconds"]), size(stage.get("peak_rss_bytes")), where
+            stage["name"], stage["state"], show_duration(stage["seconds"]), size(stage.get("peak_rss_bytes")), where
         )
     return table
 
@@ -58,32 +60,28 @@ def gate_lines(gate: Mapping[str, Any] | None) -> list[str]:
         return ["gate: no verdict"]
     lines = [f"gate: {str(gate.get('verdict')).upper()}"]
     lines += [f"  because {reason}" for reason in gate.get("reasons") or []]
-    if primary := gate.get("primary"):
-        lines.append(f"  primary metric {rule_text(primary)}")
-    if champion := gate.get("champion"):
-        lines.append(f"  against the champion {rule_text(champion)}")
-    lines += [f"  guard {rule_text(guard)}" for guard in gate.get("guards") or []]
-    return lines
+    return lines + [f"  {RULE_TITLES[role]} {rule_text(rule)}" for role, rule in gate_rules(gate)]
 
 
 def rule_text(rule: Mapping[str, Any]) -> str:
-    """Return `verdict: before -> after, gain, what was needed [interval]`."""
+    """Return `verdict: before -> after, gain, what was needed, 90 % interval [low, high]`."""
     share = rule.get("scale") == "relative"
     bounds = [amount(bound, share) for bound in rule.get("interval") or []]
-    interval = f", interval [{', '.join(bounds)}]" if bounds else ""
+    level = rule.get("interval_level")
+    name = "interval" if level is None else f"{100 * level:g} % interval"
+    interval = f", {name} [{', '.join(bounds)}]" if bounds else ""
     return f"{str(rule.get('verdict', '-')).upper()}: {rule.get('detail')}{interval}"
 
 
 def amount(value: Any, share: bool) -> str:
     """Return a number, as a percentage for a share."""
-    return f"{value:+.1%}" if share and isinstance(value, int | float) else number(value)
+    return f"{value:+.1%}" if share and isinstance(value, int | float) else show_number(value)
 
 
 def model_line(model: Mapping[str, Any] | None) -> str:
-    """Return which version was registered."""
+    """Return which version was registered, with the aliases that it had then: only the registry knows those of now."""
     if not model:
         return "model: none registered"
-    aliases = ", ".join(model.get("aliases") or []) or "no alias"
-    return (
-        f"model: {model['name']} version {model['version']} ({aliases}), weights {str(model['weights_sha256'])[:16]}…"
-    )
+    aliases = ", ".join(model.get("aliases") or []) or "without an alias"
+    weights = str(model["weights_sha256"])[:16]
+    return f"model: registered as {model['name']} version {model['version']} (then {aliases}), weights {weights}…"

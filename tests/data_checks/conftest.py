@@ -14,7 +14,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from data_checks.config import CheckDataConfig
-from data_checks.runner import CheckedData, InputFiles, check_dataset
+from data_checks.entries import InputFiles
+from data_checks.runner import CheckedData, check_dataset
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +51,12 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+def files_of(config: CheckDataConfig) -> InputFiles:
+    """Return the files where the config names them."""
+    prompts = [None if path is None else Path(path) for path in (config.rl_prompts, config.eval_prompts)]
+    return InputFiles([Path(file.path) for file in config.preferences], *prompts)
+
+
 @pytest.fixture
 def check(chat_tokenizer: PreTrainedTokenizerBase) -> Callable[..., CheckedData]:
     """Check files with generous limits; keywords are config fields."""
@@ -57,7 +64,7 @@ def check(chat_tokenizer: PreTrainedTokenizerBase) -> Callable[..., CheckedData]
     def run(*paths: Path, format: str = "auto", seed: int = 3, **fields: Any) -> CheckedData:
         preferences = [{"path": str(path), "format": format} for path in paths]
         config = CheckDataConfig.model_validate({"preferences": preferences, "min_pairs": 2, **fields})
-        return check_dataset(InputFiles.of_config(config), config, chat_tokenizer, seed=seed)
+        return check_dataset(files_of(config), config, chat_tokenizer, seed=seed)
 
     return run
 

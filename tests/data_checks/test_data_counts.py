@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_checks import tokens as tokens_module
 from data_checks.config import CheckDataConfig
 from data_checks.keys import group_id, normalise_text
-from data_checks.metrics import chosen_longer_share, dataset_metrics, length_statistics
+from data_checks.metrics import chosen_longer_share, dataset_metrics, length_statistics, row_metrics
 from data_checks.runner import TableCounts
 from data_checks.splits import is_validation
 from data_checks.tables import pair_table, prompt_table
-from data_checks.tokens import Limits, count_conversations
+from data_checks.tokens import Limits, encode_conversations
 
 few_texts = st.sampled_from(["", " ", "yes", "Yes ", "no", "maybe<|im_end|>", "word " * 40, "a\x00", "é"])
 few_messages = st.lists(
@@ -56,6 +57,73 @@ def test_counts_add_up_whatever_is_in_the_file(
     used = [row.origin.number for row in data.pairs]
     assert sorted(used + [row.number for row in data.quarantined]) == expected
     assert pair_table(data.pairs).num_rows == counts.kept
+
+
+def test_counts_over_several_files(good_pairs: Any, write_rows: Any, check: Any) -> None:
+    swapped = {**good_pairs[5], "chosen": good_pairs[5]["rejected"], "rejected": good_pairs[5]["chosen"]}
+    first = write_rows([*good_pairs[:20], b"", b"{", b"  ", good_pairs[0]], "first.jsonl")
+    second = write_rows([b"", good_pairs[1], *good_pairs[20:], swapped, b"\xff", b"[]"], "second.jsonl.gz")
+    third = write_rows([good_pairs[2], {"prompt": "x", "chosen": " ", "rejected": "y"}], "third.parquet")
+    data = check(first, second, third)
+    counts = data.counts["preferences"]
+    assert (counts.rows, counts.kept) == (22 + 24 + 2, 39)
+    assert counts.quarantined == {
+        "malformed_json": 2,
+        "invalid_unicode": 1,
+        "empty_response": 1,
+        "conflicting_pair": 2,
+        "duplicate_pair": 3,
+    }
+    assert sorted((Path(row.file).name, row.number, row.reason.value) for row in data.quarantined) == [
+        ("first.jsonl", 6, "conflicting_pair"),
+        ("first.jsonl", 22, "malformed_json"),
+        ("first.jsonl", 24, "duplicate_pair"),
+        ("second.jsonl.gz", 2, "duplicate_pair"),
+        ("second.jsonl.gz", 23, "conflicting_pair"),
+        ("second.jsonl.gz", 24, "invalid_unicode"),
+        ("second.jsonl.gz", 25, "malformed_json"),
+        ("third.parquet", 1, "duplicate_pair"),
+        ("third.parquet", 2, "empty_response"),
+    ]
+    assert dataset_metrics(data)["rows_unaccounted"] == 0
+
+
+def test_a_system_message_moves_no_prompt_to_the_other_side(good_pairs: Any, write_rows: Any, check: Any) -> None:
+    def with_system(row: dict[str, Any], text: str) -> dict[str, Any]:
+        system = [{"role": "system", "content": text}]
+        return {**row, "prompt": [*system, {"role": "user", "content": row["prompt"]}]}
+
+    rows = [*good_pairs, *(with_system(row, text) for row in good_pairs for text in ("Be kind.", "Be brief."))]
+    data = check(write_rows(rows), validation_fraction=0.3)
+    assert data.counts["preferences"].kept == 120  # Another system message makes another prompt, no duplicate.
+    sides = [{row.prompt[-1].content for row in part} for part in (data.train, data.validation)]
+    assert not sides[0] & sides[1]
+    assert (len(data.rl_prompts), len(data.eval_prompts)) == (3 * len(sides[0]), 3 * len(sides[1]))
+
+
+def test_large_tables_are_built_in_pieces(
+    good_pairs: Any, write_rows: Any, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write_rows([{"prompt": f"Prompt {index}"} for index in range(60)], "rl.jsonl")
+    path = write_rows(good_pairs)
+    sizes: list[int] = []
+
+    def content() -> list[Any]:
+        data = check(path, rl_prompts=str(prompts))
+        tokens = [item.prompt_tokens for item in data.rl_prompts]
+        tables = (pair_table(data.pairs), prompt_table(data.rl_prompts), row_metrics(data))
+        return [*(table.to_pylist() for table in tables), tokens]
+
+    whole = content()
+    monkeypatch.setattr("data_checks.tables.ROW_GROUP_SIZE", 7)
+    monkeypatch.setattr("data_checks.metrics.CHUNK_ROWS", 9)
+    monkeypatch.setattr("data_checks.tokens.BATCH_TEXTS", 11)
+    encode = tokens_module.encode_all
+    monkeypatch.setattr(
+        tokens_module, "encode_all", lambda tokenizer, texts: sizes.append(len(texts)) or encode(tokenizer, texts)
+    )
+    assert content() == whole
+    assert max(sizes) <= 4 * 11  # Two sides of a pair, each with and without its answer.
 
 
 def test_a_lost_row_is_noticed() -> None:
@@ -104,9 +172,9 @@ def test_rl_prompts_from_a_file_keep_clear_of_the_validation_split(
     assert dataset_metrics(data)["rl_prompts_quarantined_fraction"] == 1 / 40
 
 
-@pytest.mark.parametrize("module", ["data_checks.formats", "data_checks.keys", "data_checks.splits"])
+@pytest.mark.parametrize("module", ["files", "formats", "keys", "rows", "splits"])
 def test_examples_in_docstrings(module: str) -> None:
-    results = doctest.testmod(importlib.import_module(module))
+    results = doctest.testmod(importlib.import_module(f"data_checks.{module}"))
     assert (results.failed, results.attempted > 0) == (0, True)
 
 
@@ -181,7 +249,7 @@ def test_tokens_are_counted_as_training_encodes_them(
         assert row.rejected_tokens == len(ids) - num_prompt_tokens
     for item in data.rl_prompts:
         assert item.prompt_tokens == len(encode_prompt(chat_tokenizer, [turn._asdict() for turn in item.prompt]))
-    assert count_conversations(chat_tokenizer, []) == []
+    assert encode_conversations(chat_tokenizer, []) == []
 
 
 def test_prompt_columns(good_pairs: Any, write_rows: Any, check: Any) -> None:

@@ -51,6 +51,32 @@ def test_hh_prompt_is_not_cut_at_common_characters() -> None:
     )
 
 
+HH = "\n\nHuman: Colour?\n\nAssistant: Which?\n\nHuman: Of the sky\n\nAssistant:"
+HH_CASES = [
+    ({"chosen": HH + " Blue", "rejected": HH + " Red"}, {}),
+    # A marker inside a text is a turn; then the sides differ in more than the answer, or do not end with one.
+    ({"chosen": HH + " Blue\n\nHuman: Thanks\n\nAssistant: Bye", "rejected": HH + " Red"}, {"prompt_mismatch": 1}),
+    ({"chosen": HH + " Blue\n\nHuman: Thanks", "rejected": HH + " Red"}, {"last_turn_not_assistant": 1}),
+    ({"chosen": HH + " Blue\n\nAssistant: Or not", "rejected": HH + " Red"}, {"prompt_mismatch": 1}),
+    ({"chosen": HH + " Blue", "rejected": HH.replace("Which", "What") + " Red"}, {"prompt_mismatch": 1}),
+    ({"chosen": HH + " Blue", "rejected": HH.replace("Colour", "Color") + " Red"}, {"prompt_mismatch": 1}),
+    ({"chosen": HH, "rejected": HH + " Red"}, {"empty_response": 1}),
+    ({"chosen": "\n\nAssistant: Blue", "rejected": "\n\nAssistant: Red"}, {"empty_prompt": 1}),
+    ({"chosen": "\n\nHuman:\n\nAssistant: Blue", "rejected": "\n\nHuman:\n\nAssistant: Red"}, {"empty_prompt": 1}),
+    ({"chosen": "Colour?\n\nAssistant: Blue", "rejected": HH + " Red"}, {"wrong_type": 1}),
+]
+
+
+@pytest.mark.parametrize(("row", "quarantined"), HH_CASES)
+def test_transcripts_that_are_no_pair(row: Any, quarantined: Any, write_rows: Any, check: Any) -> None:
+    good = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
+    data = check(write_rows([good, row]), format="hh")
+    assert data.counts["preferences"].quarantined == quarantined
+    if not quarantined:
+        kept = next(kept for kept in data.pairs if kept.origin.number == 2)
+        assert [turn.role for turn in kept.prompt] == ["user", "assistant", "user"]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -224,6 +250,15 @@ def test_parse_line_keeps_the_text_of_what_it_refuses() -> None:
     assert (row.raw, row.number, row.value) == ("caf\\xe9", 9, None)
     assert row.finding is not None
     assert "byte 3" in row.finding.detail
+
+
+def test_columns_nested_too_deep_to_be_written_are_a_finding() -> None:
+    value: Any = "x"
+    for _ in range(100_000):
+        value = [value]
+    found = parse_prompt(RawRow("f", 1, "", {"prompt": "a", "extra": value}))
+    assert isinstance(found, Finding)
+    assert found.reason == Reason.WRONG_TYPE
 
 
 def test_nesting_of_any_depth_is_read_or_refused() -> None:

@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
 from data_checks.config import CheckDataConfig
-from data_checks.rows import ADVICE, Reason, Turn
-from data_checks.runner import CheckedData, InputFiles, check_dataset
-from data_checks.tokens import render
+from data_checks.entries import InputFiles
+from data_checks.formats import parse_prompt
+from data_checks.rows import ADVICE, Finding, RawRow, Reason, Turn
+from data_checks.runner import CheckedData, check_dataset
+from data_checks.tables import pair_table, write_table
+from data_checks.tokens import load_tokenizer, render
+from training_core.data.preferences import read_pairs
 from training_core.errors import PreemptedError, StopRequestedError
 from training_core.protocol.context import StopSignal
+from training_core.stages.reward_model import encode_pairs
 
 LONG = " ".join(["the sea and the rain"] * 30)
 
@@ -69,6 +75,11 @@ PAIR_CASES: list[tuple[Reason, list[Any], dict[str, Any]]] = [
     (Reason.ROLE_ORDER, [pair(prompt=messages("user: a", "assistant: b"))], {}),
     (Reason.ROLE_ORDER, [pair(prompt=messages("user: a", "system: b", "user: c"))], {}),
     (Reason.ROLE_ORDER, [pair(prompt=messages("system: a"))], {}),
+    (
+        Reason.ROLE_ORDER,
+        [pair(chosen=messages("assistant: A", "user: B", "assistant: C"), rejected=messages("assistant: D"))],
+        {},
+    ),
     (Reason.IDENTICAL_RESPONSES, [pair(rejected="Yes, gladly."), pair(rejected="  Yes, gladly.\n")], {}),
     (Reason.SPECIAL_TOKENS, [pair(chosen="Yes.<|im_end|>"), pair(prompt="a <|endoftext|> b")], {}),
     (Reason.PROMPT_TOO_LONG, [pair(prompt=LONG)], {"max_prompt_tokens": 60}),
@@ -121,6 +132,33 @@ def test_every_reason_has_advice_and_a_case() -> None:
     assert {reason for reason, _, _ in PAIR_CASES} | elsewhere == set(Reason)
 
 
+def test_answers_that_are_the_same_tokens_are_identical(
+    good_pairs: Any, write_rows: Any, tokenizer_directory: Path, tmp_path: Path
+) -> None:
+    composed, decomposed = pair(chosen="Caf\u00e9."), pair(rejected="Cafe\u0301.")
+    path = write_rows([*good_pairs, {**composed, "rejected": decomposed["rejected"]}])
+    config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}]})
+    plain, normalising = load_tokenizer(tokenizer_directory), load_tokenizer(tokenizer_directory)
+    normalising.backend_tokenizer.normalizer = normalizers.NFC()
+    assert check_dataset(InputFiles([path]), config, plain, seed=0).counts["preferences"].quarantined == {}
+    data = check_dataset(InputFiles([path]), config, normalising, seed=0)
+    assert data.counts["preferences"].quarantined == {"identical_responses": 1}
+    assert data.quarantined[0].detail == "chosen and rejected encode to the same tokens"
+    pairs = tmp_path / "kept.parquet"
+    write_table(pair_table(data.pairs), pairs)
+    # What is let through is what the reward model takes.
+    assert len(encode_pairs(read_pairs(pairs), normalising, limit=4096)) == len(good_pairs)
+
+
+def test_names_of_columns_are_cut_and_values_are_not_told() -> None:
+    keys = {f"column {index:02}": "value" for index in range(100)} | {"a\nline": 1, "b" * 1000: 2}
+    found = parse_prompt(RawRow("f", 1, "", keys))
+    assert isinstance(found, Finding)
+    assert found.detail.startswith("no prompt; columns: 'a\\nline', 'bbbbb")
+    assert found.detail.endswith(", column 17, …")
+    assert "value" not in found.detail
+
+
 def test_template_failed(good_pairs: Any, write_rows: Any, chat_tokenizer: Any) -> None:
     picky = copy.deepcopy(chat_tokenizer)
     picky.chat_template = (
@@ -130,7 +168,7 @@ def test_template_failed(good_pairs: Any, write_rows: Any, chat_tokenizer: Any) 
     prompt = messages("user: a", "assistant: call", "tool: 3")
     path = write_rows([*good_pairs, pair(prompt=prompt)])
     config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}]})
-    data = check_dataset(InputFiles.of_config(config), config, picky, seed=0)
+    data = check_dataset(InputFiles([path]), config, picky, seed=0)
     assert data.counts["preferences"].quarantined == {"template_failed": 1}
     assert data.counts["preferences"].defects["template_failed"].transcripts == 2
 

@@ -31,7 +31,8 @@ TABLES = {
 }
 SUMMARY_KEYS = {
     *("rows", "kept", "quarantined", "fingerprint", "verdict", "checks"),
-    *("num_train_pairs", "num_validation_pairs", "num_rl_prompts", "num_eval_prompts"),
+    *("num_train_pairs", "num_validation_pairs", "num_rl_prompts", "num_eval_prompts", "num_eval_groups"),
+    *("longest_rl_prompt_tokens", "longest_eval_prompt_tokens"),
 }
 
 
@@ -47,7 +48,9 @@ def make_stage(root: Path, tokenizer: Path, files: list[Path], **fields: Any) ->
     for name in ("rl_prompts", "eval_prompts"):
         if fields.get(name):
             inputs[name] = artifact(Path(fields[name]))
-    spec = StageSpec(stage="check_data", stage_version=1, config=config, inputs=inputs, seed=5)
+    spec = StageSpec(
+        stage="check_data", stage_version=STAGES["check_data"].version, config=config, inputs=inputs, seed=5
+    )
     directory = StageDirectory.of_spec(root, spec)
     directory.prepare(spec)
     return spec, directory
@@ -75,14 +78,14 @@ def test_process_writes_every_output(good_pairs: Any, write_rows: Any, stage: An
     assert set(result.outputs) == {*TABLES, "report"}
     directory.verify_outputs(result)
     for name, schema in TABLES.items():
-        assert pq.read_schema(result.output_path(directory.path, name)).equals(schema)
+        assert pq.read_schema(directory.path / result.outputs[name].path).equals(schema)
     assert set(result.summary) >= SUMMARY_KEYS
     assert (result.summary["rows"], result.summary["kept"], result.summary["quarantined"]) == (
         42,
         40,
         {"empty_response": 2},
     )
-    quarantined = pq.read_table(result.output_path(directory.path, "quarantine.parquet")).to_pylist()
+    quarantined = pq.read_table(directory.outputs_path / "quarantine.parquet").to_pylist()
     assert [(row["source_file"], row["source_row"]) for row in quarantined] == [
         ("pairs.jsonl", 41),
         ("more.parquet", 1),
@@ -116,6 +119,53 @@ def test_two_runs_give_the_same_bytes(good_pairs: Any, write_rows: Any, stage: A
             ([a.sha256 for a in result.outputs.values()], result.summary, directory.metrics_path.read_text())
         )
     assert results[0] == results[1]
+
+
+def test_files_of_one_name_are_told_apart(good_pairs: Any, write_rows: Any, stage: Any, tmp_path: Path) -> None:
+    blank, broken = {"prompt": "b", "chosen": "", "rejected": "x"}, {"prompt": "b", "chosen": "", "rejected": 5}
+    files = []
+    for folder, rows in (("a", [*good_pairs[:20], blank, blank]), ("b", [*good_pairs[20:], good_pairs[3], broken])):
+        (tmp_path / folder).mkdir()
+        files.append(write_rows(rows, f"{folder}/train.jsonl"))
+    prompts = write_rows([{"prompt": ""}, {"prompt": "New"}], "train.jsonl")
+    spec, directory = stage(files, rl_prompts=str(prompts), max_quarantined_fraction=0.01)
+    config = {**spec.config, "rl_prompts": "train.jsonl"}
+    with pytest.raises(DataError) as caught:
+        run_stage_here(spec.model_copy(update={"config": config}), directory, STAGES)
+    detail = "chosen: turn 1 of the answer is blank after trimming"
+    assert f"for example preferences_0/train.jsonl:21 ({detail}), preferences_0/train.jsonl:22" in str(caught.value)
+    assert "preferences_1/train.jsonl:22 (rejected is a number" in str(caught.value)
+    assert "rl_prompts/train.jsonl:1 (turn 1 of the prompt is blank" in str(caught.value)
+    quarantine = pq.read_table(directory.outputs_path / "quarantine.parquet").to_pylist()
+    assert {(row["source_file"], row["source_row"]): row["detail"] for row in quarantine}[
+        "preferences_1/train.jsonl", 21
+    ] == "repeats row 4 of preferences_0/train.jsonl"
+    report = json.loads((directory.outputs_path / "report" / "report.json").read_text())
+    assert report["sources"] == {"preferences_0/train.jsonl": 20, "preferences_1/train.jsonl": 20}
+    assert [evidence["path"] for evidence in report["formats"]] == list(report["sources"])
+
+
+def test_the_summary_has_the_longest_prompts(good_pairs: Any, write_rows: Any, stage: Any, chat_tokenizer: Any) -> None:
+    from training_core.models.chat import encode_prompt
+
+    rl = [{"prompt": "Short"}, {"prompt": "A much longer prompt than the other one"}, {"prompt": "Middle one"}]
+    spec, directory = stage([write_rows(good_pairs)], rl_prompts=str(write_rows(rl, "rl.jsonl")))
+    summary = run_stage_here(spec, directory, STAGES).summary
+    lengths = {}
+    for name in ("rl_prompts", "eval_prompts"):
+        rows = pq.read_table(directory.outputs_path / f"{name}.parquet").to_pylist()
+        lengths[name] = [len(encode_prompt(chat_tokenizer, row["prompt_messages"])) for row in rows]
+    assert summary["longest_rl_prompt_tokens"] == max(lengths["rl_prompts"]) > min(lengths["rl_prompts"])
+    assert summary["longest_eval_prompt_tokens"] == max(lengths["eval_prompts"])
+
+
+def test_without_prompts_the_longest_is_null(good_pairs: Any, write_rows: Any, stage: Any) -> None:
+    spec, directory = stage([write_rows(good_pairs)], rl_prompts=str(write_rows([{"prompt": " "}], "rl.jsonl")))
+    with pytest.raises(DataError, match="num_rl_prompts is 0"):
+        run_stage_here(spec, directory, STAGES)
+    report = json.loads((directory.outputs_path / "report" / "report.json").read_text())
+    assert report["longest_rl_prompt_tokens"] is None
+    assert isinstance(report["longest_eval_prompt_tokens"], int)
 
 
 def test_too_many_bad_rows_exit_3_with_the_quarantine_written(

@@ -11,7 +11,7 @@ import pytest
 
 from data_checks.config import CheckDataConfig
 from data_checks.metrics import ROW_SCHEMA, dataset_metrics, row_metrics, suite_parameters
-from data_checks.report import SUITES, build_report, refusal, run_checks
+from data_checks.report import SUITES, build_report, refusal, run_checks, worst_reasons
 from data_checks.rows import ADVICE
 from data_checks.suites import Check, completeness_check, exception_message, load_suite, overall_verdict, run_suite
 from data_checks.wording import describe_check
@@ -32,7 +32,7 @@ def verdicts(checks: list[Check]) -> dict[str, str]:
 
 
 def test_good_data_passes_every_expectation(data: Any, config: CheckDataConfig) -> None:
-    checks, results = run_checks(data, config)
+    checks, results = run_checks(data, config, dataset_metrics(data))
     assert verdicts(checks) == {}
     assert overall_verdict(checks) == "pass"
     assert refusal(data, checks, "here") is None
@@ -176,10 +176,10 @@ def test_results_are_the_same_each_time_and_hold_no_text(write_rows: Any, good_p
     data = check(path)
     stored = []
     for _ in range(2):
-        checks, results = run_checks(data, config)
+        checks, results = run_checks(data, config, dataset_metrics(data))
         assert overall_verdict(checks) == "fail"
         message = refusal(data, checks, "the folder")
-        stored.append(json.dumps([build_report(data, checks), results, message]))
+        stored.append(json.dumps([build_report(data, checks, dataset_metrics(data)), results, message]))
     assert stored[0] == stored[1]
     assert secret not in stored[0]
     assert "zanzibar" in str([row.raw for row in data.quarantined])
@@ -227,7 +227,7 @@ def test_refusal_names_the_three_worst_reasons_with_rows(write_rows: Any, good_p
     path = write_rows([*good_pairs, *blank, *same, b"{", b"[]", {"prompt": 1, "chosen": "a", "rejected": "b"}])
     data = check(path)
     config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}], "min_pairs": 2})
-    checks, _ = run_checks(data, config)
+    checks, _ = run_checks(data, config, dataset_metrics(data))
     message = refusal(data, checks, "the/folder")
     assert message is not None
     assert "quarantined_fraction is 24.53 % of the preference rows (13 of 53), allowed: at most 5 %" in message
@@ -239,3 +239,13 @@ def test_refusal_names_the_three_worst_reasons_with_rows(write_rows: Any, good_p
     ]
     assert f"{path}:41 (chosen: turn 1 of the answer is blank after trimming), {path}:42" in worst[0]
     assert "the/folder/quarantine.parquet" in message
+
+
+def test_an_example_counted_under_another_reason_still_says_what_is_wrong(
+    write_rows: Any, good_pairs: Any, check: Any
+) -> None:
+    both = {"prompt": " ", "chosen": " ", "rejected": "x"}
+    data = check(write_rows([*good_pairs, both, {**both, "prompt": "b"}]))
+    assert data.counts["preferences"].quarantined == {"empty_prompt": 1, "empty_response": 1}
+    line = next(line for line in worst_reasons("preferences", data) if " empty_response, for example" in line)
+    assert "pairs.jsonl:41 (turn 1 of the prompt is blank after trimming; also empty_response (chosen: turn 1" in line

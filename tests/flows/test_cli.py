@@ -118,7 +118,7 @@ def test_run_plan_show_list(workspace, tidegate, here) -> None:  # type: ignore[
     assert second.returncode == 0
     assert "grpo: Cached" in second.stdout
     assert "gate: PASS" in second.stdout
-    assert "model: scripted version 1 (champion)" in second.stdout
+    assert "model: registered as scripted version 1 (then champion)" in second.stdout
 
     shown = json.loads(here("show", "latest", "--json")[1])
     assert shown["run_id"] == view["run_id"]
@@ -157,6 +157,12 @@ def test_what_an_earlier_attempt_left_is_not_the_outcome_of_this_one(scripted, m
     assert answer.value["error"]["type"] == "ServerUnreachableError"
     assert "no Prefect server answers" in capsys.readouterr().err
 
+    # A Ctrl-C is an error like any other for whoever reads the object, whether the attempt began or not.
+    monkeypatch.setattr(command, "_attempt", lambda *_arguments: KeyboardInterrupt())
+    answer = command._run([scripted.config], [], None, as_json=True)
+    assert (answer.exit_code, answer.value["state"]) == (130, "Interrupted")
+    assert (answer.value["error"]["type"], answer.value["error"]["exit_code"]) == ("Interrupted", 130)
+
     def preempted(*_arguments: Any) -> Exception:
         record.attempts = 2
         record.save(state.root)
@@ -166,6 +172,26 @@ def test_what_an_earlier_attempt_left_is_not_the_outcome_of_this_one(scripted, m
     answer = command._run([scripted.config], [], None, as_json=True)
     view = answer.value
     assert (answer.exit_code, view["error"]["type"], view["state"]) == (75, "PreemptedError", "Pre-empted")
+
+
+def test_a_prefect_server_that_went_away_is_no_bug(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import httpx
+
+    import flows.commands.run as command
+    import flows.post_training
+
+    def lose_the_server(_config: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(command, "prefect_server", lambda _root: contextlib.nullcontext())
+    monkeypatch.setattr(command, "use_home", lambda _root: None)
+    monkeypatch.setattr(flows.post_training, "post_training", lose_the_server)
+    failure: Exception = httpx.ConnectError("connection refused")
+    answer = command._run([scripted.config], [], None, as_json=True)
+    assert (answer.exit_code, answer.value["error"]["type"]) == (75, "ServerUnreachableError")
+    assert "connection refused. Start it" in answer.value["error"]["message"]
+    failure = RuntimeError("a bug")
+    assert command._run([scripted.config], [], None, as_json=True).exit_code == 70
 
 
 @pytest.mark.parametrize(("kind", "code"), [("ArtifactError", 4), ("TrainingDivergedError", 5), ("DiskFullError", 75)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.mlflow_store import StoreLocation
-from tasks.promotion import GATE_TAG, PROMOTED_FROM_TAG, WEIGHTS_TAG, promote
+from tasks.promotion import DEMOTED_BY_TAG, GATE_TAG, PROMOTED_FROM_TAG, WEIGHTS_TAG, promote
 from training_core.errors import NotPromotableError
 
 NAME = "policy"
@@ -53,6 +53,16 @@ def test_an_undisturbed_promotion(tmp_path: Path) -> None:
     assert promote_second(registry, tmp_path, "weights-1") == ["challenger", "champion"]
     assert registry.aliases == {"challenger": "2", "champion": "2", "previous": "1"}
     assert registry.versions["2"].tags[PROMOTED_FROM_TAG] == "1"
+
+
+def test_a_champion_of_the_same_weights_does_not_become_the_previous_one(tmp_path: Path) -> None:
+    registry = Registry("1", lambda *_arguments: None)
+    registry.aliases["previous"] = "3"
+    registry.versions["1"].tags[WEIGHTS_TAG] = "weights-2"
+    assert promote_second(registry, tmp_path, "weights-3") == ["challenger", "champion"]
+    assert registry.aliases == {"challenger": "2", "champion": "2", "previous": "3"}
+    assert registry.versions["2"].tags[PROMOTED_FROM_TAG] == "1"
+    assert DEMOTED_BY_TAG not in registry.versions["1"].tags
 
 
 @pytest.mark.parametrize("champion", ["1", None])

@@ -162,6 +162,11 @@ def test_two_generations_of_champions(prepared: World, policies: dict[str, Path]
     assert (champion["version"], champion["weights_sha256"]) == ("1", weights_digest(first))
     assert weights_digest(Path(champion["path"])) == weights_digest(first)
     assert current_champion(world.config, world.root, downloads, download=False) == champion
+    # What a killed process left of a download is removed with the next one.
+    shutil.rmtree(champion["path"])
+    (downloads / ".champion-left").mkdir()
+    assert current_champion(world.config, world.root, downloads) == champion
+    assert not (downloads / ".champion-left").exists()
     before = Path(champion["path"]).stat().st_mtime_ns
     assert current_champion(world.config, world.root, downloads)["path"] == champion["path"]  # type: ignore[index]
     assert Path(champion["path"]).stat().st_mtime_ns == before
@@ -189,12 +194,19 @@ def test_two_generations_of_champions(prepared: World, policies: dict[str, Path]
     again = world.spec(second, world.gate(second, champion=weights_digest(first), evaluation_digest="f" * 64))
     code, errors = world.run(again)
     assert code == 0, errors
-    assert world.aliases() == {"challenger": "3", "champion": "3", "previous": "2"}
+    assert world.aliases() == {"challenger": "3", "champion": "3", "previous": "1"}
+    assert world.versions()[2].tags["tidegate.promoted_from"] == "2"
     judged = current_champion(world.config, world.root, downloads, candidate_sha256=weights_digest(second))
     assert judged is not None
     assert judged["weights_sha256"] == weights_digest(first)
 
     # A cached result counts as long as the registry has the version.
+    lock = world.root / "mlflow.lock"
+    lock.unlink(missing_ok=True)
+    assert verify_registration(world.config, world.root, registration_of(next_one), read_only=True)
+    assert not lock.exists()
+    assert not verify_registration(world.config, tmp_path / "untouched", registration_of(next_one), read_only=True)
+    assert not (tmp_path / "untouched").exists()
     assert verify_registration(world.config, world.root, registration_of(next_one))
     assert not verify_registration(world.config, world.root, registration_of(next_one) | {"version": "9"})
     assert not verify_registration(world.config, world.root, registration_of(next_one) | {"weights_sha256": "00"})

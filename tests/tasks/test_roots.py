@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.roots import MIN_FREE_BYTES, free_bytes, prepare_root, write_problem
+from tasks.roots import MIN_FREE_BYTES, free_bytes, prepare_root, usable_root, write_problem
 from tasks.servers import MIN_SERVER_BYTES, Server
 from training_core.errors import ConfigurationError, DiskFullError, ServerUnreachableError
 
@@ -106,3 +106,14 @@ def test_a_server_too_short_of_disk_to_say_why(tmp_path: Path, monkeypatch) -> N
         server.wait_until_ready()
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=MIN_SERVER_BYTES - 1))
     assert isinstance(server.failure("ended"), DiskFullError)
+
+
+def test_a_root_that_would_end_the_path_of_a_database_is_refused(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    for name in ("what?", "what?/root"):
+        with pytest.raises(ConfigurationError, match=r"root .*what\?.* has a '\?'"):
+            usable_root(tmp_path / name)
+    (tmp_path / "what?").mkdir()
+    monkeypatch.chdir(tmp_path / "what?")
+    with pytest.raises(ConfigurationError, match="absolute path"):
+        usable_root("root")
+    assert usable_root(tmp_path / "a b#c%20d") == tmp_path / "a b#c%20d"

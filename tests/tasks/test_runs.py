@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_stages.chain import NAMES, champion, config_of, plan, run, states
 
-import tasks.registration
+import tasks.champion
+from flows.commands.plan import plan_of
 from tasks.pipeline import PipelineRun
+from tasks.planning import ChainState, handed_over
 from tasks.plans import PlanState
 from tasks.runs import RunState, StageState, find_run, load_run, report_path
 from tasks.stage_alone import run_stage_alone
@@ -20,9 +23,12 @@ from training_core.errors import (
     DigestMismatchError,
     EvaluationError,
     PreemptedError,
+    ServerUnreachableError,
     StageLockedError,
     TidegateError,
+    TrainingDivergedError,
 )
+from training_core.protocol.lock import is_locked
 
 
 def test_two_attempts_at_one_run_at_once(scripted) -> None:  # type: ignore[no-untyped-def]
@@ -64,7 +70,7 @@ def test_the_champion_is_asked_for_once_and_a_complete_run_keeps_it(scripted, mo
         asked.append(candidate_sha256)
         return found
 
-    monkeypatch.setattr(tasks.registration, "current_champion", current_champion)
+    monkeypatch.setattr(tasks.champion, "current_champion", current_champion)
     first = run(scripted)
     assert asked == [first.state.finished["grpo"].result.summary["weights_sha256"]]
     assert "champion" in json.loads(first.state.finished["evaluate"].directory.spec_path.read_text())["inputs"]
@@ -80,23 +86,55 @@ def test_the_champion_is_asked_for_once_and_a_complete_run_keeps_it(scripted, mo
     assert third.state.finished["evaluate"].result.spec_hash != first.state.finished["evaluate"].result.spec_hash
 
 
+def test_a_complete_run_whose_policy_is_trained_anew_meets_the_champion_of_now(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    found = champion(scripted.path / "champion", "first")
+    monkeypatch.setattr(tasks.champion, "current_champion", lambda *_a, **_k: found)
+    first = run(scripted)
+    assert first.record.state is RunState.COMPLETED
+    found = champion(scripted.path / "new_champion", "second")
+    # Nothing but the evaluation is gone.
+    shutil.rmtree(scripted.stage_directories("evaluate")[0])
+    lines = {line.name: line for line in plan_of(ChainState.begin(config_of(scripted)))}
+    assert lines["evaluate"].spec is not None
+    assert lines["evaluate"].spec.inputs["champion"].path == found["path"]
+    # A directory deleted, or another version of a stage: the weights become others.
+    shutil.rmtree(scripted.stage_directories("grpo")[0])
+    lines = {line.name: line for line in plan_of(ChainState.begin(config_of(scripted)))}
+    assert lines["evaluate"].state is PlanState.WAITS
+    scripted.script({"grpo": {"steps": 2}})
+    with PipelineRun(config_of(scripted)) as pipeline:
+        for name in NAMES[:4]:
+            pipeline.run_stage(name)
+        lines = {line.name: line for line in plan_of(ChainState.begin(config_of(scripted)))}
+        pipeline.run_stage("evaluate")
+    assert pipeline.record.champion is not None
+    assert pipeline.record.champion.path == found["path"]
+    evaluated = pipeline.state.finished["evaluate"].directory.spec_path
+    assert json.loads(evaluated.read_text())["inputs"]["champion"]["path"] == found["path"]
+    assert lines["evaluate"].spec is not None
+    assert lines["evaluate"].spec.inputs["champion"].path == found["path"]
+
+
 def test_an_unfinished_run_asks_for_the_champion_again(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     scripted.script({"register": {"raise": ["NotPromotableError", "the champion moved"], "bad_attempts": 1}})
     with pytest.raises(ArtifactError, match="the champion moved"):
         run(scripted)
     scripted.script({})
     found = champion(scripted.path / "champion", "moved")
-    monkeypatch.setattr(tasks.registration, "current_champion", lambda *_a, **_k: found)
+    monkeypatch.setattr(tasks.champion, "current_champion", lambda *_a, **_k: found)
     again = run(scripted)
     assert states(again) == {**dict.fromkeys(NAMES[:4], "Cached"), **dict.fromkeys(NAMES[4:], "Completed")}
 
 
 def test_a_version_that_the_registry_lost_is_registered_again(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     run(scripted)
-    monkeypatch.setattr(tasks.registration, "verify_registration", lambda *_a, **_k: False)
+    monkeypatch.setattr(tasks.champion, "verify_registration", lambda *_a, **_k: False)
     again = run(scripted)
     assert states(again)["register"] == "Completed"
     assert again.record.stages["register"].why == "the registry lost the version"
+    lines = {line.name: line for line in plan_of(ChainState.begin(config_of(scripted)))}
+    assert (lines["register"].state, lines["register"].why) == (PlanState.RUNS, "the registry lost the version")
+    assert {lines[name].state for name in NAMES[:-1]} == {PlanState.CACHED}
 
 
 def test_a_preempted_stage_is_wanted_again_up_to_the_limit(scripted) -> None:  # type: ignore[no-untyped-def]
@@ -153,7 +191,7 @@ def test_a_stage_alone_finds_what_it_needs_or_says_what_is_missing(scripted) -> 
 
 def test_stages_alone_remember_the_champion_that_the_evaluation_met(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     found = champion(scripted.path / "champion", "first")
-    monkeypatch.setattr(tasks.registration, "current_champion", lambda *_a, **_k: found)
+    monkeypatch.setattr(tasks.champion, "current_champion", lambda *_a, **_k: found)
     for name in NAMES[:6]:
         with PipelineRun(config_of(scripted), whole=False) as pipeline:
             assert pipeline.run_stage(name).state is StageState.COMPLETED
@@ -188,7 +226,106 @@ def test_the_report_is_there_before_the_tracker_closes(scripted, monkeypatch) ->
     with PipelineRun(config_of(scripted), whole=False) as pipeline:  # A picture that cannot be drawn fails no run.
         pipeline.run_stage("sft_intake")
     assert pipeline.record.state is RunState.INCOMPLETE
-    assert report_path(scripted.root, pipeline.run_id).exists()
+    assert not report_path(scripted.root, pipeline.run_id).exists()  # The one there tells of an earlier attempt.
+
+
+def test_a_failed_run_has_a_report_of_its_own(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import tasks.report
+
+    monkeypatch.setattr(tasks.report, "write_report", lambda view, output, root: output.write_text(json.dumps(view)))
+    scripted.script({"grpo": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
+    with pytest.raises(TrainingDivergedError):
+        run(scripted)
+    report = report_path(scripted.root, find_run(scripted.root, "latest").run_id)
+    view = json.loads(report.read_text())
+    assert view["state"] == "Failed"
+    assert "loss is NaN" in view["stages"][3]["error"]
+
+
+def test_a_short_outage_of_the_registry_forgets_nothing(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    first = run(scripted)
+
+    def silent(*_arguments: Any, **_named: Any) -> bool:
+        raise ServerUnreachableError("MLflow does not answer")
+
+    monkeypatch.setattr(tasks.champion, "verify_registration", silent)
+    with pytest.raises(ServerUnreachableError):
+        run(scripted)
+    record = find_run(scripted.root, "latest")
+    assert record.state is RunState.FAILED
+    assert (record.gate, record.model) == (first.record.gate, first.record.model)
+    # What the gate was about is trained anew: its word, and what was registered on it, are of the past.
+    (directory,) = scripted.stage_directories("grpo")
+    shutil.rmtree(directory)
+    scripted.script({"grpo": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
+    with pytest.raises(TrainingDivergedError):
+        run(scripted)
+    record = find_run(scripted.root, "latest")
+    assert (record.gate, record.model) == (None, None)
+
+
+def test_ids_of_mlflow_outlive_an_outage(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from scripted_stages.replace import SilentTracker
+
+    found: dict[str, Any] = {"run_id": "one", "stages": {"grpo": "two"}}
+    monkeypatch.setattr(SilentTracker, "mlflow_ids", lambda _tracker: found)
+    first = run(scripted)
+    assert first.record.mlflow == found
+    found = {"run_id": None, "stages": {"gate": "three"}}
+    again = run(scripted)
+    assert again.record.mlflow == {"run_id": "one", "stages": {"grpo": "two", "gate": "three"}}
+
+
+def test_a_run_that_cannot_begin_gives_its_lock_back(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    pipeline = PipelineRun(config_of(scripted))
+    monkeypatch.setattr(pipeline, "_begin_tracker", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError), pipeline:
+        raise AssertionError
+    assert not is_locked(scripted.root / "runs" / pipeline.run_id)
+
+
+def test_the_server_is_asked_once_who_stopped_the_run(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from prefect.exceptions import TerminationSignal
+
+    import tasks.pipeline
+
+    asked: list[bool] = []
+    monkeypatch.setattr(tasks.pipeline, "is_cancelled_by_server", lambda: asked.append(True) or False)
+    with PipelineRun(config_of(scripted)) as pipeline:
+        monkeypatch.setattr(pipeline, "_assess", lambda _stage: raise_(TerminationSignal(15)))
+        pipeline.run_stage("sft_intake")
+    assert asked == [True]
+    assert pipeline.record.state is RunState.PREEMPTED
+    assert (pipeline.record.stages["sft_intake"].error or "").startswith("stopped by SIGTERM")
+
+
+def raise_(error: BaseException) -> Any:
+    raise error
+
+
+def test_a_record_of_an_earlier_version_is_read(scripted) -> None:  # type: ignore[no-untyped-def]
+    run_id = run(scripted).run_id
+    path = scripted.root / "runs" / run_id / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prefect": {"flow_run_id": "x"}}))
+    assert find_run(scripted.root, run_id).state is RunState.COMPLETED
+    path.write_text(json.dumps({**json.loads(path.read_text()), "perfect": {}}))
+    with pytest.raises(ArtifactError, match="perfect"):
+        find_run(scripted.root, run_id)
+
+
+def test_digests_that_were_taken_are_not_taken_again(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    import tasks.planning
+
+    state = ChainState.begin(config_of(scripted))
+    digest = tasks.planning.digest_external_files
+    monkeypatch.setattr(tasks.planning, "digest_external_files", lambda _config: raise_(AssertionError("again")))
+    with handed_over(state):
+        assert PipelineRun(config_of(scripted)).run_id == state.run_id
+        monkeypatch.setattr(tasks.planning, "digest_external_files", digest)
+        assert PipelineRun(config_of(scripted, "seed=2")).run_id != state.run_id  # Another config is not this state's.
+        (scripted.path / "pairs.jsonl").write_text("other\n")
+        assert PipelineRun(config_of(scripted)).run_id == state.run_id
+    assert PipelineRun(config_of(scripted)).run_id != state.run_id
 
 
 def test_runs_are_found_by_the_start_of_their_id(scripted) -> None:  # type: ignore[no-untyped-def]

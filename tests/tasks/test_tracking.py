@@ -15,13 +15,15 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from tracked import Store, finish, make_config, make_stage, make_tracker, write_rows
 
+import tasks.tracking
 from tasks.champion import current_champion, verify_registration
-from tasks.mlflow_store import connect, locate_store
-from tasks.tracking import PipelineTracker, status_of_error, status_of_state
+from tasks.mlflow_store import locate_store
+from tasks.runs import RunState
+from tasks.tracking import STATUS_OF_STATE, status_of_error
 from tasks.tracking_journal import JournalFile
 from training_core.errors import (
     ConfigurationError,
@@ -33,67 +35,7 @@ from training_core.errors import (
 from training_core.protocol.atomic import write_json
 from training_core.protocol.digests import path_digest, weights_digest
 from training_core.protocol.directory import StageDirectory
-from training_core.records import Artifact, StageResult, StageSpec
-
-
-def make_config(uri: str | None = None) -> Any:
-    return SimpleNamespace(
-        name="demo",
-        seed=3,
-        identity=lambda: {
-            "name": "demo",
-            "seed": 3,
-            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.5}, "unset": None},
-            "rewards": [{"kind": "truncation"}],
-        },
-        tracking=SimpleNamespace(uri=uri, experiment="test"),
-    )
-
-
-def write_rows(path: Path, steps: range, name: str = "reward/mean") -> None:
-    with path.open("a") as stream:
-        stream.writelines(json.dumps({"step": step, name: step / 10}) + "\n" for step in steps)
-
-
-def make_stage(root: Path, stage: str, data: Path | None = None, **config: Any) -> StageDirectory:
-    inputs = {"rl_prompts": Artifact(path=str(data), sha256="ab" * 32)} if data else {}
-    spec = StageSpec(stage=stage, stage_version=1, config=config, inputs=inputs, seed=7)
-    directory = StageDirectory.of_spec(root, spec)
-    directory.prepare(spec)
-    write_json(directory.environment_path, {"attempts": [{"git_commit": "abc"}, {"git_commit": "def"}]})
-    return directory
-
-
-def finish(directory: StageDirectory, **summary: Any) -> StageResult:
-    (directory.outputs_path).mkdir(exist_ok=True)
-    write_json(directory.outputs_path / "gate.json", {"verdict": "pass"})
-    result = StageResult(
-        stage=directory.path.parent.name,
-        spec_hash=directory.path.name,
-        outputs={"gate.json": Artifact(path="outputs/gate.json", sha256="cd" * 32)},
-        summary=summary,
-        seconds=2.5,
-        peak_rss_bytes=100,
-        attempts=2,
-    )
-    write_json(directory.result_path, result.model_dump(mode="json"))
-    return result
-
-
-class Store:
-    """Looks into the store that a config names."""
-
-    def __init__(self, config: Any, root: Path) -> None:
-        self.client = connect(locate_store(config.tracking, root))
-        self.experiment = self.client.get_experiment_by_name("test")
-        assert self.experiment is not None
-
-    def runs(self, stage: str) -> list[Any]:
-        return list(self.client.search_runs([self.experiment.experiment_id], f"tags.`tidegate.stage` = '{stage}'"))
-
-    def steps(self, stage: str, key: str = "reward/mean") -> list[int]:
-        (run,) = self.runs(stage)
-        return [metric.step for metric in self.client.get_metric_history(run.info.run_id, key)]
+from training_core.records import Artifact, StageSpec
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +57,7 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     config = make_config()
     data = tmp_path / "rl_prompts.parquet"
     data.write_bytes(b"x")
-    tracker = PipelineTracker("demo-1", config, root, poll_seconds=0.1)
+    tracker = make_tracker("demo-1", config, root, poll_seconds=0.1)
     directory = make_stage(root, "grpo", data, algorithm={"name": "grpo", "learning_rate": 1e-6})
     tracker.stage_started("grpo", directory.path)
     write_rows(directory.metrics_path, range(1, 4))
@@ -178,13 +120,13 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     assert (root / "mlflow-artifacts").is_dir()
 
     # The same run again: the same MLflow runs, nothing twice. Another run reuses the stage: a run of its own.
-    again = PipelineTracker("demo-1", config, root, poll_seconds=0.1)
+    again = make_tracker("demo-1", config, root, poll_seconds=0.1)
     again.stage_started("grpo", directory.path, cached=True)
     again.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
     again.close("Completed")
     assert store.steps("grpo") == [1, 2, 3, 4, 5]
     assert store.runs("pipeline")[0].info.status == "FINISHED"
-    other = PipelineTracker("demo-2", config, root, poll_seconds=0.1)
+    other = make_tracker("demo-2", config, root, poll_seconds=0.1)
     other.stage_started("grpo", directory.path, cached=True)
     other.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
     other.close("Completed")
@@ -199,26 +141,26 @@ def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> N
     write_rows(stopped.metrics_path, range(1, 3))
     code = (
         "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
-        "from test_tracking import make_config; from tasks.tracking import PipelineTracker\n"
-        "t = PipelineTracker('killed', make_config(), Path(sys.argv[1]), poll_seconds=0.1)\n"
+        "from tracked import make_config, make_tracker\n"
+        "t = make_tracker('killed', make_config(), Path(sys.argv[1]), poll_seconds=0.1)\n"
         "[t.stage_started(p.split('/')[-2], Path(p)) for p in sys.argv[2].split(',')]\n"
         "print('up', flush=True)\n"
         "while not (len(t.mlflow_ids()['stages']) == 2): time.sleep(0.1)\n"
         "print('known', flush=True); time.sleep(600)"
     )
     paths = f"{done.path},{stopped.path}"
-    command = [sys.executable, "-c", code, str(root), paths, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", code, str(root), paths, str(Path(__file__).parents[1] / "scripted")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [process.stdout.readline().strip() for _ in range(2)] == ["up", "known"]
-        live = PipelineTracker("killed", config, root, poll_seconds=0.1)  # Its owner lives: this one keeps away.
+        live = make_tracker("killed", config, root, poll_seconds=0.1)  # Its owner lives: this one keeps away.
         assert live._journal is None
         process.kill()
     write_rows(stopped.metrics_path, range(3, 5))
     finish(done, accuracy=0.9)
     store = Store(config, root)
     assert store.runs("grpo")[0].info.status == "RUNNING"
-    tracker = PipelineTracker("next", config, root, poll_seconds=0.1)
+    tracker = make_tracker("next", config, root, poll_seconds=0.1)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not JournalFile(root, "killed").read().settled:  # type: ignore[union-attr]
         time.sleep(0.1)
@@ -230,12 +172,18 @@ def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> N
         "killed": "KILLED",
         "next": "FINISHED",
     }
+    assert {run.data.tags["tidegate.state"] for run in store.runs("pipeline")} == {"Interrupted", "Completed"}
     assert store.steps("grpo") == [1, 2, 3, 4]
 
 
 def test_states_and_errors_have_their_status() -> None:
-    states = ("Completed", "Rejected", "Cached", "Failed", "GateError", "Cancelled", "Pre-empted", "Interrupted")
-    assert [status_of_state(s) for s in states] == ["FINISHED"] * 3 + ["FAILED"] * 2 + ["KILLED"] * 3
+    assert STATUS_OF_STATE.keys() == set(RunState)
+    kinds = {status: {s.value for s in RunState if STATUS_OF_STATE[s] == status} for status in STATUS_OF_STATE.values()}
+    assert kinds == {
+        "FINISHED": {"Completed", "Rejected", "Incomplete"},
+        "FAILED": {"Failed", "GateError"},
+        "KILLED": {"Running", "Pre-empted", "Cancelled", "Interrupted"},
+    }
     stops = (PreemptedError("x"), StageTimeoutError("x"), KeyboardInterrupt(), GeneratorExit())
     assert {status_of_error(error) for error in stops} == {"KILLED"}
     assert {status_of_error(error) for error in (TrainingDivergedError("x"), ValueError())} == {"FAILED"}
@@ -248,7 +196,7 @@ def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplo
     write_rows(directory.metrics_path, range(1, 4))
     started = time.monotonic()
     with caplog.at_level(logging.INFO, logger="tasks.tracking"):
-        tracker = PipelineTracker("r1", make_config(f"http://127.0.0.1:{port}"), root, poll_seconds=0.05)
+        tracker = make_tracker("r1", make_config(f"http://127.0.0.1:{port}"), root, poll_seconds=0.05)
         tracker.stage_started("grpo", directory.path)
         for _ in range(20):
             tracker.poll()
@@ -261,7 +209,30 @@ def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplo
     assert "Training goes on" in warnings[0].getMessage()
     assert not JournalFile(root, "r1").read().settled  # type: ignore[union-attr]
 
-    later = PipelineTracker("r2", make_config(), root, poll_seconds=0.05)
+    # Another store is none of its business: a run there is told nothing of this one, and the rest stays to be sent.
+    waiting = JournalFile(root, "r3")  # In the default store: looked at after r1.
+    waiting.create("r3", "r3", "test", locate_store(make_config().tracking, root).store_id)
+    elsewhere = make_tracker("r2", make_config(), root, poll_seconds=0.05)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not waiting.read().settled:  # type: ignore[union-attr]
+        time.sleep(0.1)
+    elsewhere.close("Completed")
+    assert waiting.read().settled  # type: ignore[union-attr]
+    assert not JournalFile(root, "r1").read().settled  # type: ignore[union-attr]
+    assert Store(make_config(), root).runs("grpo") == []
+
+
+def test_a_later_run_with_the_same_store_sends_the_rest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_stage(root, "grpo")
+    write_rows(directory.metrics_path, range(1, 4))
+    with monkeypatch.context() as down:
+        down.setattr(tasks.tracking, "connect", unreachable)
+        tracker = make_tracker("r1", make_config(), root, poll_seconds=0.05)
+        tracker.stage_started("grpo", directory.path)
+        tracker.stage_finished("grpo", finish(directory))
+        tracker.close("Completed")
+    assert tracker.mlflow_ids() == {"run_id": None, "stages": {}}
+    later = make_tracker("r2", make_config(), root, poll_seconds=0.05)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not JournalFile(root, "r1").read().settled:  # type: ignore[union-attr]
         time.sleep(0.1)
@@ -271,9 +242,32 @@ def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplo
     assert {run.info.status for run in store.runs("pipeline")} == {"FINISHED"}
 
 
+def unreachable(*_args: object) -> None:
+    raise ServerUnreachableError("nobody answers")
+
+
+def test_a_store_that_is_silent_takes_no_known_id_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_stage(root, "grpo")
+    tracker = make_tracker("r", make_config(), root, poll_seconds=0.05)
+    tracker.stage_started("grpo", directory.path)
+    tracker.stage_finished("grpo", finish(directory))
+    tracker.close("Completed")
+    known = tracker.mlflow_ids()
+    assert known == {"run_id": known["run_id"], "stages": {"grpo": known["stages"]["grpo"]}}
+    monkeypatch.setattr(tasks.tracking, "connect", unreachable)
+    again = make_tracker("r", make_config(), root, poll_seconds=0.05)
+    again.stage_started("grpo", directory.path, cached=True)
+    assert again.mlflow_ids() == known
+    again.close("Failed")
+    assert again.mlflow_ids() == known
+    moved = make_tracker("r", make_config("http://127.0.0.1:9"), root, poll_seconds=0.05)
+    assert moved.mlflow_ids() == {"run_id": None, "stages": {}}  # Ids are of one store.
+    moved.close("Failed")
+
+
 def test_a_full_disk_or_a_file_in_the_way_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs").write_text("a file where a folder should be")
-    tracker = PipelineTracker("r", make_config(), tmp_path)
+    tracker = make_tracker("r", make_config(), tmp_path)
     tracker.stage_started("grpo", tmp_path / "x")
     tracker.stage_finished("grpo", ValueError("boom"))
     tracker.poll()
@@ -337,7 +331,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Itera
 def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: Path, server: Server) -> None:
     root, config = tmp_path / "root", make_config(server.uri)
     directory = make_stage(root, "grpo")
-    tracker = PipelineTracker("r", config, root, poll_seconds=0.05)
+    tracker = make_tracker("r", config, root, poll_seconds=0.05)
     tracker.stage_started("grpo", directory.path)
     for step in range(1, 400):
         write_rows(directory.metrics_path, range(step, step + 1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking_rows import FileTail, MetricLog, flatten, mlflow_key, summary_numbers
+from tasks.tracking_rows import MetricLog, mlflow_key, rule_numbers, summary_numbers
 
 
 class RecordingClient:
@@ -108,17 +108,6 @@ def test_a_failed_request_loses_and_duplicates_nothing(tmp_path: Path, lose_answ
     assert client.steps("a") == client.steps("b") == list(range(1, 2601))
 
 
-def test_rows_sent_again_keep_the_time_of_the_first_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tail, clock = FileTail(tmp_path / "m.jsonl"), iter([10.0, 20.0, 30.0])
-    monkeypatch.setattr("tasks.tracking_rows.time.time", lambda: next(clock))
-    write_rows(tmp_path / "m.jsonl", [{"step": 1, "a": 1.0}])
-    assert tail.rows()[0] == [(1, 10_000, {"a": 1.0})]
-    rows, position = tail.rows()
-    assert rows == [(1, 10_000, {"a": 1.0})]
-    tail.confirm(position)
-    assert tail.rows()[0] == []
-
-
 def test_nan_and_infinity_never_reach_mlflow(tmp_path: Path) -> None:
     client = RecordingClient()
     (tmp_path / "metrics.jsonl").write_text(
@@ -131,4 +120,11 @@ def test_nan_and_infinity_never_reach_mlflow(tmp_path: Path) -> None:
 
 def test_names_fit_mlflow() -> None:
     assert mlflow_key("kl/policy_ref(nats)%") == "kl/policy_ref_nats__"
-    assert flatten({"a": {"b": {"c": 1}}, "d": [1, {"x": 2}], "e": {}}) == {"a.b.c": 1, "d": [1, {"x": 2}], "e": {}}
+
+
+def test_a_gate_s_guards_are_numbers_by_their_names() -> None:
+    guards = [{"name": "length.ratio_range", "value": 1.1}, {"name": "unmeasured", "value": None}]
+    assert rule_numbers({"guards": guards, "primary": {"name": "primary", "value": 1.0}}) == {
+        "guards/length.ratio_range": 1.1
+    }
+    assert rule_numbers({"accuracy": 1.0}) == {}

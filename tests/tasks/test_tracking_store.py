@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import sqlite3
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tasks.mlflow_store import OWN_LIMITS_VARIABLE, connect, limit_requests, locate_store, redact, translate_error
-from training_core.errors import ArtifactError, ConfigurationError, ServerUnreachableError
+from tasks.mlflow_store import (
+    OWN_LIMITS_VARIABLE,
+    StoreLocation,
+    connect,
+    experiment_id,
+    limit_requests,
+    locate_store,
+    mlflow_errors,
+    redact,
+    store_exists,
+    translate_error,
+)
+from training_core.errors import ArtifactError, ConfigurationError, DiskFullError, ServerUnreachableError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +120,66 @@ def test_errors_of_mlflow_get_their_exit_codes(tmp_path: Path) -> None:
     assert kind(MlflowException("API request to http://h failed with exception boom")) is ServerUnreachableError
     assert kind(MlflowException("gone", error_code=RESOURCE_DOES_NOT_EXIST)) is ArtifactError
     assert kind(ValueError("a bug")) is None
+
+
+def fill(client: MlflowClient, location: StoreLocation) -> None:
+    with mlflow_errors(location, "fill it"):
+        for index in range(1000):
+            client.create_experiment(f"{index:03}" * 80)
+
+
+def test_a_full_disk_below_sqlite_is_a_full_disk(tmp_path: Path, empty_store: Path) -> None:
+    """SQLite itself says so when a database may not grow."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    location = locate_store(None, tmp_path)
+
+    def limit(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # As many as there are.
+
+    event.listen(Engine, "connect", limit)
+    try:
+        client = connect(location)
+        with pytest.raises(DiskFullError, match="no space left") as caught:
+            fill(client, location)
+    finally:
+        event.remove(Engine, "connect", limit)
+    assert f"free at {tmp_path}" in str(caught.value)
+
+
+def test_a_full_disk_of_a_server_is_named_as_the_server_s(tmp_path: Path) -> None:
+    from mlflow.exceptions import MlflowException
+
+    location = locate_store(SimpleNamespace(uri="http://host:5000"), tmp_path)
+    for text in ("(sqlite3.OperationalError) database or disk is full", "could not extend: No space left on device"):
+        error = translate_error(MlflowException(text), location, "log")
+        assert type(error) is DiskFullError
+        assert "http://host:5000 could not log: its disk is full" in str(error)
+
+
+def test_a_file_that_is_no_database_is_not_a_server_that_is_down(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("no database" * 1000)
+    with pytest.raises(ArtifactError, match=r"mlflow\.db is damaged or no database"):
+        connect(locate_store(None, tmp_path))
+
+
+def test_a_store_is_found_where_mlflow_made_it(tmp_path: Path, empty_store: Path) -> None:
+    root = tmp_path / "run #1 100%"
+    root.mkdir()
+    location = locate_store(None, root)
+    assert not store_exists(location)
+    shutil.copy(empty_store, root / "mlflow.db")
+    assert store_exists(location)
+    experiment_id(connect(location), location, "x")
+    assert [path.name for path in tmp_path.iterdir()] == [root.name]
+
+
+def test_a_store_is_known_without_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def store_id(uri: str) -> str:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        return locate_store(None, tmp_path).store_id
+
+    assert store_id("postgresql://me:one@host/db") == store_id("postgresql://me:two@host/db")
+    assert store_id("postgresql://host/db") != store_id("postgresql://host/other")

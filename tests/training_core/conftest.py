@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,14 @@ class GrpoStage:
         from training_core.protocol.digests import path_digest
         from training_core.protocol.directory import StageDirectory
         from training_core.records import Artifact, StageSpec
+        from training_core.stages import STAGES
 
         resolved = GrpoStageConfig.model_validate(config).model_dump(mode="json")
         inputs = {
             "model": Artifact(path=str(model), sha256=path_digest(model)),
             "rl_prompts": Artifact(path=str(self.prompts), sha256=path_digest(self.prompts)),
         }
-        spec = StageSpec(stage="grpo", stage_version=1, config=resolved, inputs=inputs, seed=3)
+        spec = StageSpec(stage="grpo", stage_version=STAGES["grpo"].version, config=resolved, inputs=inputs, seed=3)
         directory = StageDirectory(path)
         directory.prepare(spec)
         return StageContext(spec, directory)
@@ -67,3 +69,24 @@ def grpo_stage(tmp_path_factory: pytest.TempPathFactory) -> GrpoStage:
     columns = {"prompt_id": names, "group_id": names, "prompt_messages": messages, "extra": ["{}"] * len(names)}
     pq.write_table(pa.table(columns), path)
     return GrpoStage(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_decoder() -> Callable[..., Any]:
+    """(model_type, **config) -> a decoder of two layers and 96 tokens with random float32 weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def build(model_type: str, **changes: Any) -> Any:
+        sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 16}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+        tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        config = AutoConfig.for_model(model_type, **{**sizes, **heads, **tokens, **changes})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float()
+        model.train(False)
+        model.config.use_cache = False
+        return model
+
+    return build

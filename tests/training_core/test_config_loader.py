@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, field_validator, model_validator
 
 from training_core.config.base import Config
-from training_core.config.loader import json_schema, load_config, load_layer
+from training_core.config.loader import json_schema, load_layer, validate_layer
 from training_core.config.paths import describe_missing, nearest_file, resolved
 from training_core.config.patterns import pattern_in_words
 from training_core.errors import ConfigurationError
@@ -80,7 +80,7 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def problems(files: list[Path], settings: tuple[str, ...] = ()) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        load_config(Top, files, settings)
+        validate_layer(Top, load_layer(files, settings))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -88,14 +88,14 @@ def problems(files: list[Path], settings: tuple[str, ...] = ()) -> str:
 def test_layers_merge_deeply_and_lists_are_replaced(write) -> None:  # type: ignore[no-untyped-def]
     first = write("choice: {kind: alpha, rate: 1e-6}\nmany: [{kind: alpha}, {kind: beta}]\nname: first\n")
     second = write("choice: {rate: 2}\nmany: [{kind: beta}]\n", "b.yaml")
-    config = load_config(Top, [first, second], ["name='1'", "many.0.number=5"])
+    config = validate_layer(Top, load_layer([first, second], ["name='1'", "many.0.number=5"]))
     assert config.choice == Alpha(kind="alpha", rate=2.0)
     assert config.many == [Beta(kind="beta", number=5)]
     assert config.name == "1"
 
 
 def test_an_unquoted_exponent_is_a_number(write) -> None:  # type: ignore[no-untyped-def]
-    config = load_config(Top, [write("choice: {kind: alpha, rate: 1e-6}")])
+    config = validate_layer(Top, load_layer([write("choice: {kind: alpha, rate: 1e-6}")]))
     assert isinstance(config.choice, Alpha)
     assert config.choice.rate == 1e-6
 
@@ -165,7 +165,8 @@ def test_all_problems_come_at_once_with_the_file_that_caused_each(write) -> None
 
 def test_settings_create_sections_and_name_themselves_in_errors(write) -> None:  # type: ignore[no-untyped-def]
     file = write("choice: {kind: alpha}\nmaybe: null\nmany: [{kind: alpha}]")
-    config = load_config(Top, [file], ["maybe.kind=beta", "maybe.number=7", "table={t: {kind: alpha}}"])
+    settings = ["maybe.kind=beta", "maybe.number=7", "table={t: {kind: alpha}}"]
+    config = validate_layer(Top, load_layer([file], settings))
     assert config.maybe == Beta(kind="beta", number=7)
     assert config.table["t"].rate == 1.0
     assert "--set choice.rate: 'x': must be a number" in problems([file], ("choice.rate=x",))

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaModel
 
 from training_core.config.rewards import RewardModelReward
-from training_core.data.batching import pad_sequences
 from training_core.evaluation.generation import ModelSource
 from training_core.evaluation.samples import EvaluationPrompt, ModelSamples, Sample, add_scores
 from training_core.evaluation.scoring import RewardScorer, kl_to_reference
 from training_core.evaluation.summary import summarise_model
 from training_core.models.chat import decode_answer, encode_prompt
 from training_core.models.heads import load_reward_model, new_reward_model, save_reward_model, score_token_ids
-from training_core.models.loading import load_causal_lm, load_tokenizer
-from training_core.models.prefix import SharedPrefix, common_prefix
+from training_core.models.loading import load_tokenizer
 from training_core.models.tiny import build_tiny_checkpoint
 from training_core.records import Message, PromptRow, StopReason
 from training_core.rewards.base import RewardContext
@@ -43,8 +42,17 @@ def reward_folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def scorer_of(folder: Path, *, share_prefix: bool = False) -> RewardScorer:
-    return RewardScorer(folder, "float32", 4096, share_prefix=share_prefix)
+@pytest.fixture(scope="module")
+def reward_folder_bfloat16(
+    tiny_checkpoint: Path, reward_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("scoring") / "rm_bfloat16"
+    save_reward_model(load_reward_model(reward_folder), tiny_checkpoint, folder, {}, torch.bfloat16)
+    return folder
+
+
+def scorer_of(folder: Path) -> RewardScorer:
+    return RewardScorer(folder, 4096)
 
 
 def with_positions(folder: Path, target: Path, num_positions: int) -> Path:
@@ -70,16 +78,20 @@ def answers(checkpoint: Path) -> ModelSamples:
     return ModelSamples(samples)
 
 
-def test_evaluation_scores_with_the_function_of_training(tiny_checkpoint: Path, reward_folder: Path) -> None:
+@pytest.mark.parametrize("folder", ["reward_folder", "reward_folder_bfloat16"])
+def test_evaluation_scores_with_the_function_of_training(
+    tiny_checkpoint: Path, folder: str, request: pytest.FixtureRequest
+) -> None:
     """To the last bit, for answers that ended and for answers that fill the context exactly."""
+    reward_folder = request.getfixturevalue(folder)
     table = answers(tiny_checkpoint)
     source = ModelSource.of("candidate", tiny_checkpoint)
     found = scorer_of(reward_folder).score(source, table, ROWS, PROMPTS)
     sequences = [[*prompt_ids_of(tiny_checkpoint)[s.prompt_index], *s.token_ids] for s in table.samples]
     assert {len(ids) for ids in sequences[1::2]} == {NUM_POSITIONS}
-    model = load_reward_model(reward_folder)
-    assert found == [model.normalise(score) for score in score_token_ids(model, sequences, 0)]
-    config = RewardModelReward(kind="reward_model", dtype="float32")
+    model, eos = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint).eos_token_id
+    assert found == [model.normalise(s) for s in score_token_ids(model, [[*ids[:-1], eos] for ids in sequences], 0)]
+    config = RewardModelReward(kind="reward_model")
     part = load_reward_part(config, reward_folder, tiny_checkpoint, torch.device("cpu"))
     context = RewardContext(
         num_tokens=[sample.num_tokens for sample in table.samples],
@@ -97,46 +109,35 @@ def test_answers_that_fill_the_context_have_a_divergence(tiny_checkpoint: Path, 
     table = answers(tiny_checkpoint)
     sources = [ModelSource.of(name, path) for name, path in (("candidate", other), ("reference", tiny_checkpoint))]
     settings: dict[str, Any] = {"dtype": "float32", "temperature": 0.7, "max_tokens_per_batch": 1024}
-    values = kl_to_reference(*sources, table, ROWS, share_prefix=False, **settings)
+    values = kl_to_reference(*sources, table, ROWS, **settings)
     assert all(value is not None and math.isfinite(value) for value in values)
     assert len(set(values)) == len(values)
-    shared = kl_to_reference(*sources, table, ROWS, share_prefix=True, **settings)
-    assert shared != values
-    assert shared == pytest.approx(values, rel=1e-5, abs=1e-3)
 
 
-def test_scores_are_the_same_with_a_shared_prefix(tiny_checkpoint: Path, reward_folder: Path) -> None:
-    table, source = answers(tiny_checkpoint), ModelSource.of("candidate", tiny_checkpoint)
-    plain = scorer_of(reward_folder).score(source, table, ROWS, PROMPTS)
-    shared = scorer_of(reward_folder, share_prefix=True).score(source, table, ROWS, PROMPTS)
-    assert shared != plain
-    assert shared == pytest.approx(plain, abs=1e-5)
+@pytest.mark.parametrize("limit", [64, 200])
+def test_no_forward_pass_is_larger_than_its_bound(
+    tiny_checkpoint: Path, reward_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Also where all conversations start alike; a longer one is a batch of its own."""
+    other = build_tiny_checkpoint(tmp_path / "other", seed=5)
+    tokens, eos = (301, 302, 303), load_tokenizer(tiny_checkpoint).eos_token_id
+    samples = [Sample(i % 2, i, (*tokens, 310 + i, eos), "x", StopReason.EOS) for i in range(12)]
+    longest = max(len(prompt_ids_of(tiny_checkpoint)[s.prompt_index]) + len(s.token_ids) for s in samples)
+    shapes: list[torch.Size] = []
+    forward = LlamaModel.forward
 
+    def seen(self: Any, *arguments: Any, **inputs: Any) -> Any:
+        shapes.append(inputs["input_ids"].shape)
+        assert inputs.get("past_key_values") is None
+        return forward(self, *arguments, **inputs)
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3])
-def test_hidden_states_after_a_prefix_are_those_of_whole_sequences(tiny_checkpoint: Path, num_rows: int) -> None:
-    """Whatever is padded on the right, and however often the prefix is used."""
-    backbone = load_causal_lm(tiny_checkpoint).base_model
-    start = list(range(20, 40))
-    ends = [[5], [6, 7, 8, 9], [10, 11]][:num_rows]
-    prefix = SharedPrefix(backbone, start)
-    ids, mask = pad_sequences(ends, pad_token_id=3)
-    for _ in range(2):
-        found = prefix.hidden(ids)
-        for row, end in enumerate(ends):
-            with torch.no_grad():
-                whole = backbone(input_ids=torch.tensor([[*start, *end]]), use_cache=False).last_hidden_state[0]
-            torch.testing.assert_close(found[row, mask[row]], whole[len(start) :], rtol=1e-4, atol=1e-5)
-
-
-def test_a_prefix_is_what_all_share_and_leaves_each_a_rest() -> None:
-    start = tuple(range(9))
-    assert common_prefix([(*start, 4), (*start, 5), (*start, 4, 6)]) == list(start)
-    assert common_prefix([start, (*start, 5)]) == list(start[:-1])
-    assert common_prefix([(*start[:8], 99, 1), (*start, 1), (*start, 1, 2)]) == list(start[:8])
-    # Too short to be worth a pass, or nothing to share it with.
-    assert common_prefix([(*start[:7], 50), (*start, 1)]) == []
-    assert common_prefix([start]) == common_prefix([]) == []
+    monkeypatch.setattr(LlamaModel, "forward", seen)
+    sources = [ModelSource.of(name, path) for name, path in (("candidate", other), ("reference", tiny_checkpoint))]
+    RewardScorer(reward_folder, limit).score(sources[1], ModelSamples(samples), ROWS, PROMPTS)
+    kl_to_reference(*sources, ModelSamples(samples), ROWS, dtype="float32", temperature=1.0, max_tokens_per_batch=limit)
+    assert max(shape[1] for shape in shapes) == longest
+    assert all(shape.numel() <= max(limit, longest) for shape in shapes)
+    assert sum(shape[0] for shape in shapes) == 3 * len(samples)
 
 
 def test_an_answer_beyond_the_reward_models_positions_is_counted(

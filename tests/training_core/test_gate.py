@@ -77,7 +77,8 @@ def test_a_clear_gain_passes_and_says_every_number():
     assert rule.difference == pytest.approx(0.2)
     assert (rule.candidate_mean, rule.baseline_mean) == (0.6, 0.4)
     assert 0 < rule.bound < rule.value
-    assert rule.bound == pytest.approx(rule.interval[0])
+    assert rule.interval[0] < rule.value < rule.interval[1]
+    assert rule.interval_level == pytest.approx(0.9)
     assert rule.t_bound == pytest.approx(rule.bound, abs=0.05)
     assert rule.p_value < 1e-6
     assert report.weights_sha256 == {"candidate": "c", "reference": "r"}

@@ -49,6 +49,30 @@ def test_operating_characteristics_of_the_standard_profile(true_gain, low, high)
     assert low - error <= passed / num_trials <= high + error
 
 
+@pytest.mark.parametrize(("sign", "higher_is_better"), [(1, True), (1, False), (-1, True)])
+def test_the_interval_of_a_relative_gain_has_the_baselines_spread_in_it(sign, higher_is_better):
+    """Against resampling the gain itself; the difference's interval over the baseline's mean is far narrower here."""
+    generator = np.random.default_rng(5)
+    reference = sign * np.clip(generator.normal(0.3, 0.6, 400), 0.0, None)
+    candidate = reference * 0.4 + sign * generator.normal(0.35, 0.1, 400)
+    gate = GATE.model_copy(
+        update={"primary": PrimaryConfig(metric="gold", higher_is_better=higher_is_better), "num_resamples": 4000}
+    )
+    models = {
+        "candidate": model("c", candidate[:, None].tolist()),
+        "reference": model("r", reference[:, None].tolist()),
+    }
+    rule = judge(EvaluationScores(models=models), gate, seed=0).primary
+    drawn = generator.integers(0, 400, (20_000, 400))
+    base = reference[drawn].mean(axis=1)
+    gains = (1 if higher_is_better else -1) * (candidate[drawn].mean(axis=1) - base) / abs(base)
+    low, high = np.quantile(gains, [0.05, 0.95])
+    assert rule.interval[0] < rule.value < rule.interval[1]
+    width = rule.interval[1] - rule.interval[0]
+    assert width == pytest.approx(high - low, rel=0.06)
+    assert rule.interval == pytest.approx([low, high], abs=0.1 * width)
+
+
 BREAKS = ["nan", "infinite", "missing", "few", "clusters", "prompts", "reference", "samples"]
 
 

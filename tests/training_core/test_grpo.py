@@ -9,79 +9,24 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_trainers import KLS, answers_of, build_trainer, scored_batch
 
 from training_core.config.algorithms import GrpoStageConfig
 from training_core.errors import (
     ArtifactError,
     EvaluationError,
-    TrainingDivergedError,
     WeightVersionError,
 )
 from training_core.loop import StepAbandonedError
 from training_core.metrics import MetricSums
 from training_core.models.loading import load_causal_lm, load_tokenizer
-from training_core.registries import REWARD_RULES
 from training_core.rewards.combine import RewardPart
-from training_core.rollout.base import SamplingSettings, WeightReport
 from training_core.rollout.scripted import ScriptedEngine
 from training_core.stages import policy_forward
-from training_core.stages.grpo import build_optimizer, load_prompts, load_reference
-from training_core.stages.grpo_signal import ScoredBatch
+from training_core.stages.grpo_signal import ScoredBatch, build_signal
 from training_core.stages.grpo_step import GrpoTrainer
 from training_core.stages.grpo_update import GrpoUpdater
 
-SEED = 3
-
-
-def build_updater(model: Path, config: dict[str, Any], **changes: Any) -> GrpoUpdater:
-    algorithm = GrpoStageConfig.model_validate(config).algorithm
-    policy = load_causal_lm(model)
-    settings: dict[str, Any] = {"temperature": 1.0, "pad_token_id": 0, "seed": SEED, "should_stop": lambda: False}
-    return GrpoUpdater(
-        algorithm,
-        policy,
-        load_reference(algorithm, model, torch.device("cpu")),
-        build_optimizer(algorithm, policy),
-        **{**settings, **changes},
-    )
-
-
-def build_trainer(
-    model: Path, prompts: Path, config: dict[str, Any], engine: ScriptedEngine, **changes: Any
-) -> GrpoTrainer:
-    parsed = GrpoStageConfig.model_validate(config)
-    tokenizer = load_tokenizer(model)
-    rewards = [RewardPart(r.part_name, r.weight, REWARD_RULES[r.kind](r)) for r in parsed.rewards]
-    updater = build_updater(model, config, **changes)
-    sampling = SamplingSettings(parsed.rollout.max_new_tokens)
-    return GrpoTrainer(updater, engine, sampling, rewards, tokenizer, load_prompts(prompts, tokenizer), "0" * 64)
-
-
-def answers_of(request: Any, logprob: float = -math.log(512)) -> tuple[list[int], list[float]]:
-    """Answers of 1 to 4 tokens, different within a group, with the log-prob of an untrained model."""
-    length = 1 + (request.seed % 4)
-    return [300 + (request.seed * 7 + t) % 150 for t in range(length)], [logprob] * length
-
-
-def scored_batch(trainer: GrpoTrainer, step: int = 1) -> ScoredBatch:
-    from training_core.rollout.batch import build_batch
-
-    requests, _ = trainer.make_requests(step)
-    rollouts = trainer.sampler.generate(requests, trainer.sampling)
-    generator = torch.Generator().manual_seed(step)
-    scores = torch.randn(len(requests), generator=generator, dtype=torch.float64)
-    everything = torch.ones(len(requests), dtype=torch.bool)
-    return ScoredBatch(build_batch(requests, rollouts), scores, everything, ~everything)
-
-
-KLS: dict[str, dict[str, Any]] = {
-    "none": {"placement": "none"},
-    "measured": {"placement": "none", "measure": True},
-    "reward": {"placement": "reward", "coefficient": 0.1},
-    "k2": {"placement": "loss", "coefficient": 0.1},
-    "k3_ratio": {"placement": "loss", "coefficient": 0.1, "estimator": "k3_ratio"},
-    "forward": {"placement": "loss", "coefficient": 0.1, "estimator": "k3", "objective": "forward"},
-}
 AGGREGATIONS = [
     {"kind": "token_mean"},
     {"kind": "sequence_mean_token_mean"},
@@ -223,6 +168,26 @@ def test_the_kl_in_the_reward_is_subtracted_from_the_score(tiny_checkpoint: Path
     torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("coefficient", [0.01, 1.0])
+def test_the_kl_in_the_reward_keeps_its_coefficient_when_scores_are_normalised(
+    tiny_checkpoint: Path, grpo_stage: Any, coefficient: float
+) -> None:
+    """The first group's scores have standard deviation 2, the second's are equal: neither divides the KL."""
+    config = grpo_stage.config(kl={"placement": "reward", "coefficient": coefficient})
+    algorithm = GrpoStageConfig.model_validate(config).algorithm
+    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, config, ScriptedEngine(answers_of, []))
+    scores = torch.tensor([3.0, 1.0, -1.0, 1.0, *[0.7] * 4], dtype=torch.float64)
+    scores[:4] *= 2.0 / scores[:4].std()
+    scored = replace(scored_batch(trainer), scores=scores)
+    kls = torch.tensor([0.5, 0.1, -0.2, 0.0, 0.3, 0.1, 0.0, 0.2])
+    old = torch.where(scored.batch.mask, (kls / scored.batch.mask.sum(dim=1))[:, None], 0.0)
+    signal, groups = build_signal(algorithm, scored, old, torch.zeros_like(old))
+    centred = (kls.reshape(2, 4) - kls.reshape(2, 4).mean(dim=1, keepdim=True)).flatten()
+    plain = torch.cat([(scores[:4] - scores[:4].mean()) / 2.0, torch.zeros(4)]).float()
+    torch.testing.assert_close(signal.advantages, plain - coefficient * centred, rtol=1e-5, atol=1e-6)
+    assert groups.num_zero_variance_groups == 1
+
+
 def test_one_update_has_ratio_one_with_the_kl_in_the_reward(tiny_checkpoint: Path, grpo_stage: Any) -> None:
     """Although log-probs are taken before it, by a forward pass that may round otherwise than training's."""
     config = grpo_stage.config(kl=KLS["reward"])
@@ -297,53 +262,6 @@ def test_prompts_and_seeds_are_functions_of_the_step(tiny_checkpoint: Path, grpo
     assert len(set(seeds)) == len(seeds)
     first_epoch = [request.prompt_id for step in forwards for request in step[::4]][: grpo_stage.num_prompts]
     assert sorted(first_epoch) == sorted(f"p{i}" for i in range(grpo_stage.num_prompts))
-
-
-def test_an_engine_with_stale_weights_stops_the_training(tiny_checkpoint: Path, grpo_stage: Any) -> None:
-    def stale(report: WeightReport) -> WeightReport:
-        return replace(report, version=0)
-
-    trainer = build_trainer(
-        tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(), ScriptedEngine(answers_of, [], misreport=stale)
-    )
-    trainer.train_step(1)
-    with pytest.raises(WeightVersionError, match="trainer expects version 1"):
-        trainer.train_step(2)
-
-
-def test_a_sampler_with_other_probabilities_stops_the_training(tiny_checkpoint: Path, grpo_stage: Any) -> None:
-    engine = ScriptedEngine(lambda request: answers_of(request, logprob=-1.0), [])
-    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(), engine)
-    with pytest.raises(WeightVersionError, match="disagree"):
-        trainer.train_step(1)
-
-
-def test_a_policy_that_is_not_the_reference_at_the_start_is_refused(tiny_checkpoint: Path, grpo_stage: Any) -> None:
-    trainer = build_trainer(
-        tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(kl=KLS["k2"]), ScriptedEngine(answers_of, [])
-    )
-    with torch.no_grad():
-        trainer.updater.policy.lm_head.weight.mul_(1.3)
-    with pytest.raises(ArtifactError, match="must be 0"):
-        trainer.train_step(1)
-
-
-def test_a_loss_that_is_not_finite_stops_before_any_update(tiny_checkpoint: Path, grpo_stage: Any) -> None:
-    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(), ScriptedEngine(answers_of, []))
-    trainer.updater._head_checked = True
-    with torch.no_grad():
-        trainer.updater.policy.model.norm.weight.fill_(math.nan)
-    with pytest.raises(TrainingDivergedError, match="weights were left"):
-        trainer.updater.update(1, scored_batch(trainer))
-
-
-def test_a_model_with_a_soft_cap_on_its_logits_is_refused(tiny_checkpoint: Path, grpo_stage: Any) -> None:
-    from training_core.errors import ConfigurationError
-
-    trainer = build_trainer(tiny_checkpoint, grpo_stage.prompts, grpo_stage.config(), ScriptedEngine(answers_of, []))
-    trainer.updater.policy.lm_head.register_forward_hook(lambda module, inputs, output: 5.0 * torch.tanh(3.0 * output))
-    with pytest.raises(ConfigurationError, match="soft cap"):
-        trainer.train_step(1)
 
 
 def test_answers_without_a_score_are_left_out_and_all_missing_is_an_error(

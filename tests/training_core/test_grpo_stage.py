@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from training_core.config.algorithms import GrpoStageConfig
 from training_core.errors import PreemptedError
 from training_core.metrics import read_metrics
-from training_core.models.loading import load_tokenizer
+from training_core.models.loading import load_tokenizer, pad_token_id
 from training_core.protocol.digests import weights_digest
 from training_core.records import Message, PromptRow
 from training_core.rollout.transformers import TransformersEngine
 from training_core.stages import grpo
-from training_core.stages.grpo import load_prompts, pad_token_id
+from training_core.stages.grpo import load_prompts
 from training_core.stages.grpo_step import GrpoTrainer
 from training_core.stages.grpo_update import GrpoUpdater
 
@@ -99,7 +99,7 @@ class WholeRun:
 @pytest.fixture(scope="module")
 def whole_run(tiny_checkpoint: Path, grpo_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
     path, kills = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("kills")
-    config = grpo_stage.config(num_steps=4, num_epochs=2, kl=KLS["k2"], autocast="bfloat16")
+    config = grpo_stage.config(num_steps=4, num_epochs=2, kl=KLS["k3_ratio"], autocast="bfloat16")
     with pytest.MonkeyPatch.context() as patch:
         for method in ("score", "save", "micro_loss"):
             copy_at_kill_points(patch, method, path, kills)
@@ -166,6 +166,8 @@ def test_a_stop_gives_up_the_step_and_the_next_run_does_it_again(
         ({"kl": {"placement": "loss", "coefficient": 0.1, "objective": "forward"}}, "forward objective needs k3"),
         ({"kl": {"placement": "none", "coefficient": 0.1}}, "Extra inputs"),
         ({"num_minibatches": 3}, "groups are not split"),
+        ({"num_minibatches": 2, "kl": {"placement": "loss", "coefficient": 0.1}}, "estimator: k3_ratio"),
+        ({"num_epochs": 2, "kl": {"placement": "loss", "coefficient": 0.1, "estimator": "k2"}}, "makes 2"),
         ({"group_size": 1}, "greater than or equal to 2"),
         ({"optimizer": {"learning_rate": "1e-6"}}, "valid number"),
         ({"value_loss_coefficient": 0.1}, "Extra inputs"),
@@ -174,6 +176,13 @@ def test_a_stop_gives_up_the_step_and_the_next_run_does_it_again(
 def test_bad_configs_are_refused(grpo_stage: Any, algorithm: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         GrpoStageConfig.model_validate(grpo_stage.config(**algorithm))
+
+
+def test_several_updates_take_the_kl_terms_that_say_what_they_do(grpo_stage: Any) -> None:
+    for kl in ("none", "reward", "k3_ratio", "forward"):
+        config = grpo_stage.config(num_epochs=2, num_minibatches=2, kl=KLS[kl])
+        assert GrpoStageConfig.model_validate(config).algorithm.updates_per_step == 4
+    assert GrpoStageConfig.model_validate(grpo_stage.config(kl=KLS["k2"])).algorithm.updates_per_step == 1
 
 
 def test_tokenizers_without_a_pad_token_are_padded_with_zero(tiny_checkpoint: Path) -> None:

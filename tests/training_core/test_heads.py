@@ -11,16 +11,14 @@ from transformers import AutoModelForSequenceClassification
 
 from training_core.data.batching import pad_sequences
 from training_core.errors import ArtifactError, DataError, EvaluationError
-from training_core.models.chat import encode_conversation
 from training_core.models.heads import (
     RewardModel,
     load_reward_model,
     new_reward_model,
     save_reward_model,
-    score_texts,
+    save_score_scale,
     score_token_ids,
 )
-from training_core.models.loading import load_tokenizer
 
 SEQUENCES = [[7, 8, 9, 10, 11, 12, 2], [40, 41, 2], [3, 3, 5, 2], [100, 200, 300, 400, 500, 6, 7, 8, 9, 2]]
 
@@ -98,24 +96,14 @@ def test_scores_come_in_the_order_of_the_input(model: RewardModel) -> None:
     assert score_token_ids(model, [], 3) == []
 
 
-def test_texts_are_scored_at_their_eos(model: RewardModel, tiny_checkpoint: Path) -> None:
-    tokenizer = load_tokenizer(tiny_checkpoint)
-    prompt = [{"role": "user", "content": "Hello"}]
-    answers = [[{"role": "assistant", "content": text}] for text in ("Good.", "A long and cold day in winter.")]
-    ids = [encode_conversation(tokenizer, prompt, answer)[0] for answer in answers]
-    assert all(sequence[-1] == tokenizer.eos_token_id for sequence in ids)
-    scores = score_texts(model, tokenizer, [(prompt, answer) for answer in answers])
-    assert scores == score_token_ids(model, ids, tokenizer.pad_token_id)
-
-
 def test_the_head_stays_float32_under_autocast(model: RewardModel) -> None:
     ids, mask = pad_sequences(SEQUENCES, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         scores = model(ids, mask)
     assert scores.dtype == torch.float32
     exact = score_token_ids(model, SEQUENCES, 3)
-    assert score_token_ids(model, SEQUENCES, 3, autocast="bfloat16") == pytest.approx(exact, abs=0.05)
-    assert score_token_ids(model, SEQUENCES, 3, autocast="bfloat16") != exact
+    assert scores.tolist() == pytest.approx(exact, abs=0.05)
+    assert scores.tolist() != exact
 
 
 def test_too_long_and_not_finite_are_errors(model: RewardModel, tiny_checkpoint: Path) -> None:
@@ -142,6 +130,23 @@ def test_saved_and_loaded_scores_the_same_here_and_in_transformers(
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
     assert theirs(input_ids=ids, attention_mask=mask).logits.item() == pytest.approx(expected[1], abs=1e-5)
     model.score_mean, model.score_std = 0.0, 1.0
+
+
+def test_it_is_loaded_in_the_dtype_it_was_saved_in(model: RewardModel, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    save_reward_model(model, tiny_checkpoint, tmp_path, {"accuracy": 1.0}, torch.bfloat16)
+    again = load_reward_model(tmp_path)
+    assert (again.dtype, again.head.weight.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(again.head.weight, model.head.weight)
+    for ours, theirs in zip(again.backbone.parameters(), model.backbone.parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(torch.bfloat16))
+    assert model.dtype == torch.float32
+    again.score_mean, again.score_std = -1.5, 3.0
+    save_score_scale(again, tmp_path, {"accuracy": 0.5})
+    third = load_reward_model(tmp_path)
+    assert (third.score_mean, third.score_std) == (-1.5, 3.0)
+    assert json.loads((tmp_path / "reward_config.json").read_text())["accuracy"] == 0.5
+    assert score_token_ids(third, SEQUENCES, 3) == score_token_ids(again, SEQUENCES, 3)
+    assert score_token_ids(third, SEQUENCES, 3) != score_token_ids(model, SEQUENCES, 3)
 
 
 def test_the_fresh_head_depends_on_the_seed_only(tiny_checkpoint: Path) -> None:

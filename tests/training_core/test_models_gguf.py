@@ -85,7 +85,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, tokenizer) -> None:  # type: ignor
 def take_in(path: Path, source: Path, **options: str) -> StageOutcome:
     config = IntakeConfig(source=str(source), **options)  # type: ignore[arg-type]
     inputs = {"source": Artifact(path=str(source), sha256=path_digest(source))}
-    spec = StageSpec(stage="sft_intake", stage_version=1, config=config.stage_config(), inputs=inputs)
+    spec = StageSpec(stage="sft_intake", stage_version=1, config=config.model_dump(mode="json"), inputs=inputs)
     directory = StageDirectory(path)
     directory.prepare(spec)
     return sft_intake.run(StageContext(spec, directory))

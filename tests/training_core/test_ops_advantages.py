@@ -68,6 +68,27 @@ def test_a_missing_score_is_as_if_it_were_not_there() -> None:
     assert with_gap != compute([1.0, 0.0, 3.0, 8.0], [0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_penalties_are_subtracted_after_the_scores_are_scaled(divide_by_std: bool) -> None:
+    scores = torch.tensor([1.0, 2.0, 6.0, math.nan, 5.0, 5.0, 5.0, 9.0], dtype=torch.float64)
+    penalties = torch.tensor([0.3, 0.0, 0.6, math.nan, 0.1, 0.4, -0.2, 7.0], dtype=torch.float64)
+    present, groups = ~scores.isnan(), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+
+    def advantages(coefficient: float) -> torch.Tensor:
+        return group_advantages(
+            scores, groups, present, divide_by_std=divide_by_std, penalties=coefficient * penalties
+        ).advantages
+
+    spread = statistics.stdev([1.0, 2.0, 6.0]) + STD_EPSILON if divide_by_std else 1.0
+    expected = [(s - 3.0) / spread - (p - 0.3) for s, p in ((1.0, 0.3), (2.0, 0.0), (6.0, 0.6))]
+    flat = [-(p - 0.1) for p in (0.1, 0.4, -0.2)]
+    assert advantages(1.0).tolist() == pytest.approx([*expected, 0.0, *flat, 0.0], abs=1e-12)
+    # Linear in the coefficient, also where all scores are equal.
+    slope = advantages(1.0) - advantages(0.0)
+    torch.testing.assert_close(advantages(0.01) - advantages(0.0), 0.01 * slope, rtol=1e-9, atol=1e-12)
+    assert group_advantages(scores, groups, present, divide_by_std=True).advantages[4:7].tolist() == [0.0] * 3
+
+
 def test_singletons_get_zero_and_are_counted() -> None:
     scores = torch.tensor([5.0, 1.0, 2.0, 7.0])
     present = torch.tensor([True, True, True, False])

@@ -120,6 +120,16 @@ def test_spec_round_trip_keeps_the_hash(tmp_path: Path) -> None:
     assert StageSpec.load(tmp_path / "spec.json").spec_hash == spec.spec_hash
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"stage": 1}'])
+def test_a_damaged_spec_is_written_anew(tmp_path: Path, content: str) -> None:
+    spec = make_spec({"k": 1})
+    directory = StageDirectory.of_spec(tmp_path, spec)
+    directory.prepare(spec)
+    directory.spec_path.write_text(content)
+    directory.prepare(spec)
+    assert StageSpec.load(directory.spec_path) == spec
+
+
 def test_stage_writes_result_last_and_is_reused(stage_home: Path) -> None:
     text = stage_home / "in.txt"
     text.write_text("hello")
@@ -137,6 +147,9 @@ def test_stage_writes_result_last_and_is_reused(stage_home: Path) -> None:
     directory.verify_outputs(result)
     (directory.path / "outputs" / "answer.txt").write_text("changed")
     with pytest.raises(ArtifactError, match="changed after the stage wrote it"):
+        directory.verify_outputs(result)
+    (directory.path / "outputs" / "answer.txt").unlink()
+    with pytest.raises(ArtifactError, match=f"is missing. Delete the directory {directory.path} to compute it again"):
         directory.verify_outputs(result)
 
 
@@ -233,6 +246,7 @@ def test_two_processes_never_share_a_directory(stage_home: Path) -> None:
     message = second.stderr.read().decode()
     assert str(first.pid) in message
     assert "StageLockedError" in message
+    assert not directory.error_path.exists()  # It would be the first one's, who has none.
     first.kill()
     first.wait(10)
     assert not is_locked(directory.path)

@@ -17,6 +17,7 @@ from training_core.errors import EXIT_OK, EXIT_TEMPORARY
 from training_core.protocol.digests import path_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageResult, StageSpec
+from training_core.stages import STAGES
 
 NUM_STEPS = 90
 
@@ -53,7 +54,8 @@ def spec(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Sta
         "checkpoint_every_steps": 7,
     }
     inputs = {name: Artifact(path=str(path), sha256=path_digest(path)) for name, path in paths.items()}
-    return StageSpec(stage="reward_model", stage_version=1, config=config, inputs=inputs, seed=4)
+    version = STAGES["reward_model"].version
+    return StageSpec(stage="reward_model", stage_version=version, config=config, inputs=inputs, seed=4)
 
 
 def start(spec: StageSpec, path: Path) -> subprocess.Popen[bytes]:

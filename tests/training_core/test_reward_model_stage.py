@@ -19,14 +19,14 @@ from training_core.config.reward_model import RewardModelConfig
 from training_core.errors import ArtifactError, DataError, EvaluationError, PreemptedError, TrainingDivergedError
 from training_core.loop import StepRecord
 from training_core.metrics import MetricSums, read_metrics
-from training_core.models.heads import load_reward_model, new_reward_model, score_texts
+from training_core.models.chat import encode_conversation
+from training_core.models.heads import RewardModel, load_reward_model, new_reward_model, score_token_ids
 from training_core.models.loading import load_tokenizer
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import path_digest, tree_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageOutcome, StageSpec
 from training_core.stages import reward_model as stage
-from training_core.stages.reward_validation import PairScores, check_batch_invariance
 
 GOOD = ("good", "happy", "warm", "wonderful")
 BAD = ("bad", "sad", "cold", "terrible")
@@ -112,7 +112,8 @@ def test_it_learns_an_easy_preference(finished: Run, tiny_checkpoint: Path) -> N
     assert (model.score_mean, model.score_std) == (summary["score_mean"], summary["score_std"])
     tokenizer = load_tokenizer(path / "outputs" / "reward_model")
     unseen = [[{"role": "assistant", "content": f"The rain is {word}."}] for word in ("happy", "sad")]
-    scores = score_texts(model, tokenizer, [([{"role": "user", "content": "And?"}], answer) for answer in unseen])
+    question = [{"role": "user", "content": "And?"}]
+    scores = score_token_ids(model, [encode_conversation(tokenizer, question, answer)[0] for answer in unseen], 3)
     assert scores[0] > scores[1]
 
 
@@ -130,9 +131,28 @@ def test_metrics_have_one_line_a_step_and_no_clock(finished: Run) -> None:
 def test_the_stored_config_holds_scale_and_self_test(finished: Run, tiny_checkpoint: Path) -> None:
     stored = json.loads((finished[0] / "outputs" / "reward_model" / "reward_config.json").read_text())
     assert stored["score_std"] > 0
-    assert stored["batch_invariance"]["max_difference_padded_left"] < 1e-3
+    invariance = stored["batch_invariance"]
+    assert invariance["max_difference_padded_left"] < invariance["max_difference_allowed"]
+    assert invariance["max_difference_allowed"] == pytest.approx(0.3 * max(1.0, stored["score_std"]))
     assert stored["base_weights_sha256"] == tree_digest(tiny_checkpoint, suffix=".safetensors")
     assert stored["accuracy"] == finished[1].summary["accuracy"]
+
+
+def test_a_copy_of_a_checkpoint_is_no_checkpoint(inputs: dict[str, Path], finished: Run, tmp_path: Path) -> None:
+    """What lies there under another name, set aside by someone, does not stand for a training that has begun."""
+    (tmp_path / "checkpoints" / "step_000010.bak").mkdir(parents=True)
+    assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"accuracy_before": null}', "[]"])
+def test_a_damaged_state_file_is_an_artifact_error(inputs: dict[str, Path], tmp_path: Path, content: str) -> None:
+    context = make_context(tmp_path, inputs)
+    config = RewardModelConfig.model_validate(context.spec.config)
+    pairs = [stage.EncodedPair([1, 2], [3, 2])]
+    trainer = stage.RewardTrainer(context, config, new_reward_model(inputs["model"], seed=0), pairs, pairs, 3)
+    (tmp_path / stage.STATE_FILE).write_text(content)
+    with pytest.raises(ArtifactError, match=r"holds no readable stage\.json"):
+        trainer.load(tmp_path)
 
 
 def assert_same_run(path: Path, outcome: StageOutcome, finished: Run) -> None:
@@ -291,7 +311,7 @@ def test_bfloat16_autocast_learns_too(inputs: dict[str, Path], tmp_path: Path) -
 
 def test_learning_rate_zero_changes_no_weight(inputs: dict[str, Path], tmp_path: Path) -> None:
     options = {"optimizer": {"learning_rate": 0.0}, "head_learning_rate": 0.0, "num_epochs": 1}
-    outcome = stage.run(make_context(tmp_path, inputs, **options))
+    outcome = stage.run(make_context(tmp_path, inputs, dtype="float32", **options))
     assert outcome.summary["accuracy"] == outcome.summary["accuracy_before"]
 
 
@@ -321,30 +341,14 @@ def test_a_broken_gradient_stops_the_training(
         stage.run(make_context(tmp_path, inputs))
 
 
-def test_ties_count_half_and_loss_is_bradley_terry() -> None:
-    scores = PairScores(chosen=[2.0, 1.0, 0.0], rejected=[1.0, 1.0, 1.0])
-    assert scores.accuracy == 0.5
-    expected = -sum(torch.nn.functional.logsigmoid(torch.tensor([1.0, 0.0, -1.0])).tolist()) / 3
-    assert scores.loss == pytest.approx(expected)
-
-
-def test_equal_scores_have_no_scale() -> None:
-    with pytest.raises(EvaluationError, match="tells no answers apart"):
-        PairScores(chosen=[0.5, 0.5], rejected=[0.5, 0.5]).mean_and_std()
-
-
-def test_the_self_test_notices_a_model_that_ignores_the_mask(
-    inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_ignores_the_mask_is_refused_before_it_is_trained(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = new_reward_model(inputs["model"], seed=0)
-    with torch.no_grad():
-        model.head.weight.mul_(129.0)
-    sequences = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 14, 2]]
-    assert check_batch_invariance(model, sequences, 3)["max_difference_padded_left"] < 1e-4
-    forward = type(model).forward
-    monkeypatch.setattr(type(model), "forward", lambda self, ids, mask: forward(self, ids, torch.ones_like(mask)))
+    forward = RewardModel.forward
+    monkeypatch.setattr(RewardModel, "forward", lambda self, ids, mask: forward(self, ids, torch.ones_like(mask)))
     with pytest.raises(EvaluationError, match="scores depend on the batch"):
-        check_batch_invariance(model, sequences, 3)
+        stage.run(make_context(tmp_path, inputs))
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_micro_batch_larger_than_batch_is_refused() -> None:

@@ -21,7 +21,6 @@ from training_core.models.heads import (
     load_reward_model,
     new_reward_model,
     save_reward_model,
-    score_texts,
     score_token_ids,
 )
 from training_core.models.loading import load_tokenizer
@@ -195,11 +194,11 @@ def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_p
     save_reward_model(model, tiny_checkpoint, tmp_path / "rm", {})
     answers = ["a river", "bread"]
     tokenizer = load_tokenizer(tiny_checkpoint)
-    conversations = [(PROMPTS[0], [Message(role="assistant", content=answer)]) for answer in answers]
-    raw = score_texts(load_reward_model(tmp_path / "rm"), tokenizer, conversations)
+    ids = [encode_conversation(tokenizer, PROMPTS[0], [Message(role="assistant", content=a)])[0] for a in answers]
+    raw = score_token_ids(load_reward_model(tmp_path / "rm"), ids, 0)
 
     def scores(**knobs: Any) -> list[float | None]:
-        config = RewardModelReward(kind="reward_model", dtype="float32", **knobs)
+        config = RewardModelReward(kind="reward_model", **knobs)
         part = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
         return part(PROMPTS[:2], answers, context([2, 1]))
 
@@ -225,21 +224,24 @@ def other_tokenizer(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def part_of(reward_folder: Path, policy: Path) -> Any:
-    config = RewardModelReward(kind="reward_model", dtype="float32", normalise=False)
+    config = RewardModelReward(kind="reward_model", normalise=False)
     return load_reward_part(config, reward_folder, policy, torch.device("cpu"))
 
 
 ANSWERED = [StopReason.LENGTH, StopReason.EOS]
 
 
-def test_sampled_ids_are_scored_as_they_are_up_to_the_whole_context(tiny_checkpoint: Path, reward_folder: Path) -> None:
-    """An answer cut at the end of the context has no room for an end-of-turn token, and gets none."""
+@pytest.mark.parametrize("num_free", [0, 1, 2])
+def test_a_cut_answer_is_read_at_the_end_token_up_to_the_whole_context(
+    tiny_checkpoint: Path, reward_folder: Path, num_free: int
+) -> None:
+    """Where the context is full there is room for an end-of-turn token in the last place only."""
     model, eos = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint).eos_token_id
     limit = model.backbone.config.max_position_embeddings
-    sequences = [tuple(5 + i % 200 for i in range(limit)), (5, 6, 7, eos)]
-    about = replace(context([limit - 3, 1], ANSWERED), sequences=sequences)
+    cut = tuple(5 + i % 200 for i in range(limit - num_free))
+    about = replace(context([limit - 3, 1], ANSWERED), sequences=[cut, (5, 6, 7, eos)])
     found = part_of(reward_folder, tiny_checkpoint)(PROMPTS[:2], ["not looked at", "nor this"], about)
-    assert found == score_token_ids(model, sequences, 0)
+    assert found == score_token_ids(model, [(*cut, eos) if num_free else (*cut[:-1], eos), (5, 6, 7, eos)], 0)
 
 
 def test_an_answer_is_read_at_the_end_token_of_training(tiny_checkpoint: Path, reward_folder: Path) -> None:
@@ -250,7 +252,7 @@ def test_an_answer_is_read_at_the_end_token_of_training(tiny_checkpoint: Path, r
     assert found == [score_token_ids(model, [(5, 6, 7, eos)], 0)[0]] * 2
 
 
-def test_another_tokenizer_reads_the_text_and_ends_no_answer_that_was_cut(
+def test_another_tokenizer_reads_the_text_and_ends_an_answer_that_was_cut(
     tiny_checkpoint: Path, reward_folder: Path, other_tokenizer: Path
 ) -> None:
     model, tokenizer = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint)
@@ -260,7 +262,26 @@ def test_another_tokenizer_reads_the_text_and_ends_no_answer_that_was_cut(
     whole = [
         encode_conversation(tokenizer, PROMPTS[0], [Message(role="assistant", content=answer)])[0] for answer in answers
     ]
-    assert found == score_token_ids(model, [whole[0][:-1], whole[1]], 0)
+    assert found == score_token_ids(model, whole, 0)
+
+
+def test_a_cut_text_that_fills_the_context_has_a_score(
+    tiny_checkpoint: Path, reward_folder: Path, other_tokenizer: Path
+) -> None:
+    """Encoded with its end it is one token too long; it is scored with the end in the last place."""
+    model, tokenizer = load_reward_model(reward_folder), load_tokenizer(tiny_checkpoint)
+    limit = model.backbone.config.max_position_embeddings
+
+    def encoded(answer: str) -> list[int]:
+        return encode_conversation(tokenizer, PROMPTS[0], [Message(role="assistant", content=answer)])[0]
+
+    # "!" is a token of its own however many there are.
+    answer = "!" * (limit - len(encoded("!")) + 2)
+    whole = encoded(answer)
+    assert len(whole) == limit + 1
+    about = context([1], [StopReason.LENGTH])
+    found = part_of(reward_folder, other_tokenizer)(PROMPTS[:1], [answer], about)
+    assert found == score_token_ids(model, [[*whole[:-2], tokenizer.eos_token_id]], 0)
 
 
 def test_a_conversation_beyond_the_reward_models_positions_is_missing(
@@ -272,7 +293,7 @@ def test_a_conversation_beyond_the_reward_models_positions_is_missing(
     about = replace(context([limit - 3, 1], [StopReason.LENGTH] * 2), sequences=sequences)
     [missing, score] = part_of(reward_folder, tiny_checkpoint)(PROMPTS[:2], ["x", "y"], about)
     assert missing is None
-    assert score == score_token_ids(model, sequences[1:], 0)[0]
+    assert score == score_token_ids(model, [[5, 6, 7, load_tokenizer(tiny_checkpoint).eos_token_id]], 0)[0]
     combined = score_answers(
         [RewardPart("model", 1.0, part_of(reward_folder, other_tokenizer))], PROMPTS[:2], ["no " * limit, "y"], about
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -271,6 +271,34 @@ def test_micro_batches_hold_each_answer_once_and_predict_its_tokens() -> None:
         inputs = micro.input_ids[micro.predict_rows, micro.predict_positions + 1]
         torch.testing.assert_close(inputs, micro.targets)
     assert sorted(seen) == list(range(len(asked)))
+
+
+def test_a_sliding_window_does_not_count_padding_as_distance(
+    tiny_decoder: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    model = tiny_decoder("mistral", sliding_window=4)
+    model.save_pretrained(tmp_path)
+    config = TransformersRolloutConfig(engine="transformers", dtype="float32", max_new_tokens=6)
+    made = TransformersEngine(config, tmp_path, max_prompt_tokens=12, max_new_tokens=6, eos_token_ids=[2])
+    asked = [RolloutRequest("long", 0, tuple(range(5, 17)), 1), RolloutRequest("short", 0, (7, 8), 2)]
+    for request, rollout in zip(asked, made.generate(asked, SamplingSettings(6)), strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *rollout.token_ids]])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=ids).logits[0], dim=-1)
+        positions = range(len(request.prompt_ids) - 1, ids.shape[1] - 1)
+        assert rollout.logprobs == pytest.approx([logprobs[t, ids[0, t + 1]].item() for t in positions], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"), [("lfm2", {"layer_types": ["conv", "full_attention"]}), ("recurrent_gemma", {})]
+)
+def test_layers_that_carry_a_state_are_refused_when_the_engine_is_built(
+    tiny_decoder: Callable[..., PreTrainedModel], tmp_path: Path, model_type: str, changes: dict[str, list[str]]
+) -> None:
+    tiny_decoder(model_type, **changes).save_pretrained(tmp_path)
+    config = TransformersRolloutConfig(engine="transformers", max_new_tokens=6)
+    with pytest.raises(ConfigurationError, match=r"carry a state .* rollout\.engine: vllm"):
+        TransformersEngine(config, tmp_path, max_prompt_tokens=5, max_new_tokens=6, eos_token_ids=[2])
 
 
 def test_the_engine_samples_on_the_device_that_training_runs_on(

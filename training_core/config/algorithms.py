@@ -24,14 +24,16 @@ class NoKl(Config):
 class KlInReward(Config):
     """Reverse KL(policy || reference) as part of an answer's reward.
 
-    The sum over the answer's tokens of log policy - log reference (the k1 estimator), times the coefficient, is
-    subtracted from the answer's score before group statistics are taken.
+    The sum over the answer's tokens of log policy - log reference (the k1 estimator), times the coefficient, centred in
+    the group, is subtracted after the scores were centred and, with `group_normalised`, divided. It is never divided
+    itself: in a group of equal scores only the distance to the reference counts.
     """
 
     placement: Literal["reward"]
     """Chooses this variant: the distance counts in each answer's reward."""
     coefficient: float = Field(gt=0.0)
-    """Reward units per nat. No default: it depends on the reward's scale."""
+    """Advantage per nat: standard deviations of the group's scores with `group_normalised`, reward units with
+    `group_centred`. No default: it depends on that scale."""
 
 
 class KlInLoss(Config):
@@ -47,7 +49,9 @@ class KlInLoss(Config):
     estimator: Literal["k2", "k3", "k3_ratio"] = "k2"
     """Per-token estimate. For `reverse`: `k2` (half the squared log-ratio) or `k3_ratio` (k3 times the importance
     ratio). For `forward`: `k3`. Other pairs have another gradient than their name says and are refused. Default: k2,
-    whose expected gradient is exactly that of the reverse KL of the token's distribution."""
+    whose expected gradient is exactly that of the reverse KL of the token's distribution. This holds for k2 and k3 as
+    long as answers come from the policy that is updated, that is with one update a rollout. With more, only k3_ratio
+    stays exact: k2 is refused, and k3 is off by how far the policy has moved since the rollout."""
 
     @field_validator("estimator", mode="before")
     @classmethod
@@ -129,7 +133,8 @@ class GrpoConfig(Config):
     """Answers in one forward and backward pass: memory against speed; gradients do not depend on it. Default: 8."""
     share_prompt: bool = True
     """Send each prompt through the model once for all its answers in a micro-batch. Same result up to rounding, less
-    work; needs a model whose attention takes a cache in training. Default: true."""
+    work. Left off, with a warning, for a model that has other layers than full attention (a sliding window, say).
+    Default: true."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over one rollout. Default: 1 (on-policy), as TRL's `num_iterations`."""
     num_minibatches: int = Field(default=1, ge=1)
@@ -170,6 +175,21 @@ class GrpoConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _kl_gradient_survives_several_updates(self) -> GrpoConfig:
+        if self.updates_per_step > 1 and isinstance(self.kl, KlInLoss) and self.kl.estimator == "k2":
+            raise ValueError(
+                f"kl.estimator k2 has the gradient of the reverse KL only with one update a rollout, and num_epochs "
+                f"({self.num_epochs}) times num_minibatches ({self.num_minibatches}) makes {self.updates_per_step}. "
+                "Set kl.estimator: k3_ratio, which corrects for the policy having moved"
+            )
+        return self
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one rollout."""
+        return self.num_epochs * self.num_minibatches
+
 
 AlgorithmConfig = Annotated[GrpoConfig, Field(discriminator="name")]
 
@@ -193,7 +213,3 @@ class GrpoStageConfig(Config):
     def _buffers_fit(self) -> GrpoStageConfig:
         check_overlong_buffers(self.rewards, self.rollout.max_new_tokens)
         return self
-
-    @property
-    def needs_reward_model(self) -> bool:
-        return any(reward.kind == "reward_model" for reward in self.rewards)

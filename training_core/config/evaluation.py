@@ -17,6 +17,8 @@ REPETITION_METRIC = "repetition"
 SAME_OPENING_METRIC = "same_opening"
 KL_METRIC = "kl_to_reference"
 ALWAYS_MEASURED = (LENGTH_METRIC, TRUNCATED_METRIC, REPETITION_METRIC, SAME_OPENING_METRIC)
+PAIRWISE_METRICS = (SAME_OPENING_METRIC,)
+"""Metrics whose mean is one over pairs of answers, so that values of two prompts are not independent."""
 RESERVED_NAMES = (*ALWAYS_MEASURED, KL_METRIC, REWARD_MODEL_METRIC, "num_tokens")
 
 
@@ -39,8 +41,9 @@ class EvaluationConfig(Config):
     rule's `name`, by default its kind; weights play no part."""
     reward_model: bool = False
     """Score answers with the pipeline's reward model as well: metric `reward_model_score`, in standard deviations of
-    the scores on its held-out pairs, by the rules of the reward of that kind. A conversation longer than its positions
-    has no score (null, counted in `num_missing`)."""
+    the scores on its held-out pairs, by the rules of the reward of that kind and in the number format in which it was
+    saved (`reward_model.dtype`). A conversation longer than its positions has no score (null, counted in
+    `num_missing`)."""
     kl: bool = True
     """Estimate the divergence from the reference: metric `kl_to_reference`, nats an answer. Costs one more forward
     pass of model and reference over every answer."""
@@ -55,9 +58,6 @@ class EvaluationConfig(Config):
     max_tokens_per_batch: int = Field(default=1024, ge=1)
     """Most tokens, padding included, in one forward pass of reward model or KL estimate. Default: 1024; on a CPU with
     135 M parameters, 4096 took a seventh longer, and needs four times the memory for activations."""
-    share_prefix: bool = True
-    """Let reward model and KL estimate compute what all conversations start with, the chat template's system message,
-    only once. Same result up to rounding, less work; needs a model whose attention takes a cache. Default: true."""
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
@@ -85,7 +85,7 @@ class EvaluateStageConfig(Config):
     evaluation: EvaluationConfig
     """What is measured."""
     rollout: RolloutConfig
-    """The engine; temperature and length come from `evaluation.sampling`."""
+    """The engine; temperature and length come from `evaluation.sampling`. The KL estimate has its number format."""
 
     @property
     def max_new_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -51,7 +51,3 @@ class IntakeConfig(Config):
         """Return the local paths this config names, keyed as the stage's inputs: `source`, `chat_template`."""
         inputs = {} if self.hub_repository else {"source": self.source}
         return inputs | ({"chat_template": self.chat_template} if self.chat_template else {})
-
-    def stage_config(self) -> dict[str, Any]:
-        """Return the config for the stage's spec: local paths are replaced, so that moving a file changes no hash."""
-        return {**self.model_dump(mode="json"), **dict.fromkeys(self.local_inputs(), INPUT)}

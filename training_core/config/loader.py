@@ -68,18 +68,12 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def load_config(model: type[ModelT], files: Sequence[Path], settings: Sequence[str] = ()) -> ModelT:
-    """Return `model` from YAML files merged left to right, then `a.b.c=value` settings.
+def load_layer(files: Sequence[Path], settings: Sequence[str] = ()) -> ConfigLayer:
+    """Return the values of YAML files merged left to right, then `a.b.c=value` settings; not validated yet.
 
     Raises:
-        ConfigurationError: a file is missing or no YAML, a setting is malformed, or values are not valid; one message
-            lists every problem with its file and line.
+        ConfigurationError: a file is missing or no YAML, or a setting is malformed.
     """
-    return validate_layer(model, load_layer(files, settings))
-
-
-def load_layer(files: Sequence[Path], settings: Sequence[str] = ()) -> ConfigLayer:
-    """Return the merged, not yet validated values."""
     merged = ConfigLayer()
     merged.origins[()] = ", ".join(map(str, files)) or "config"
     for file in files:
@@ -90,6 +84,11 @@ def load_layer(files: Sequence[Path], settings: Sequence[str] = ()) -> ConfigLay
 
 
 def validate_layer(model: type[ModelT], layer: ConfigLayer) -> ModelT:
+    """Return `model` with the layer's values.
+
+    Raises:
+        ConfigurationError: values are not valid; one message lists every problem with its file and line.
+    """
     try:
         return model.model_validate(layer.values)
     except ValidationError as error:

@@ -19,25 +19,26 @@ class ConstantSchedule(Config):
 
 
 class LinearSchedule(Config):
-    """The learning rate falls linearly from the end of the warm-up to the last step."""
+    """The learning rate falls linearly from the end of the warm-up on."""
 
     kind: Literal["linear"] = "linear"
     """Chooses this schedule: a straight line down."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly to its full value; step `warmup_steps` has the full value."""
     final_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the full rate that is left at the last step."""
+    """Share of the full rate that the line is heading for; it would be reached one step after the last."""
 
 
 class CosineSchedule(Config):
-    """The learning rate falls along half a cosine from the end of the warm-up to the last step."""
+    """The learning rate falls along half a cosine from the end of the warm-up on."""
 
     kind: Literal["cosine"] = "cosine"
     """Chooses this schedule: half a cosine down."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly to its full value; step `warmup_steps` has the full value."""
     final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Share of the full rate that is left at the last step. Default: Hoffmann et al. 2022 (arXiv 2203.15556)."""
+    """Share of the full rate that the curve is heading for; it would be reached one step after the last. Default:
+    Hoffmann et al. 2022 (arXiv 2203.15556)."""
 
 
 ScheduleConfig = Annotated[ConstantSchedule | LinearSchedule | CosineSchedule, Field(discriminator="kind")]

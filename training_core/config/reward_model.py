@@ -27,13 +27,18 @@ class RewardModelConfig(Config):
     """Passes over the training pairs. Default: one, since reward models overfit after it (Ouyang et al. 2022, arXiv
     2203.02155, appendix C.2)."""
     autocast: Literal["bfloat16", "none"] = "bfloat16"
-    """Matrix products of the training passes in bfloat16 over float32 weights, or all in float32. Validation is float32
-    either way, as scoring is later."""
+    """Matrix products of the training passes in bfloat16 over float32 weights, or all in float32. Master weights are
+    float32 either way; what they are saved and used in afterwards is `dtype`."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Number format in which the trained backbone is saved and used; the head is float32. Accuracy, margin, mean and
+    standard deviation of the scores are measured on what was saved, in this format, and so are rewards in training and
+    scores in evaluation: bfloat16 drops much of what a small learning rate changed, and the accuracy shows how much.
+    Default: bfloat16, half the memory."""
     max_tokens_per_batch: int = Field(default=4096, ge=1)
     """Tokens of a validation batch, padding included."""
     checkpoint_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between checkpoints: what a kill costs at most."""
-    keep_last: int = Field(default=2, ge=1)
+    keep_last_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept; two, so that a damaged newest one leaves one to go back to."""
 
     @model_validator(mode="after")

@@ -27,11 +27,13 @@ class _Reward(Config):
 class RewardModelReward(_Reward):
     """The score of the reward model that the pipeline trained.
 
-    Policy and reward model share a tokenizer, so what is scored is exactly the token ids that were sampled. An answer
-    that ended is read at the end-of-turn token that the reward model was trained to be read at; one cut by the token
-    limit is scored as it stands, without the end-of-turn token that it never wrote. (A reward model with another
-    tokenizer is given the same as text.) A conversation longer than the reward model's positions has no score: it is
-    left out and counted in `reward/missing_fraction`. Evaluation scores by the same rules.
+    Policy and reward model share a tokenizer, so what is scored is exactly the token ids that were sampled. Each answer
+    is read at the end-of-turn token that the reward model was trained to be read at. One cut by the token limit is read
+    as if it ended there (the token takes the place of its last one where it fills the reward model's positions): it
+    gains nothing by not ending, and what it should lose for that is up to the reward `truncation`. (A reward model with
+    another tokenizer is given the same as text.) A conversation longer than the reward model's positions has no score:
+    it is left out and counted in `reward/missing_fraction`. The backbone has the number format in which it was saved
+    and validated, `reward_model.dtype`. Evaluation scores by the same rules.
     """
 
     kind: Literal["reward_model"]
@@ -41,8 +43,6 @@ class RewardModelReward(_Reward):
     weights of parts can be compared. Default: true, as OpenRLHF's `normalize_reward`."""
     clip: float | None = Field(default=None, gt=0.0)
     """Bound on the (normalised) score's absolute value. Default: none."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Number format of the backbone while it scores; the head is float32 anyway. Default: bfloat16, half the memory."""
     max_tokens_per_batch: int = Field(default=4096, ge=1)
     """Most tokens, padding included, that are scored in one forward pass: memory against speed."""
 

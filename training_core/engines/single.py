@@ -49,6 +49,11 @@ class StepReport:
     """Rate of the first group in this step."""
 
 
+def autocast_context(name: str, device: torch.device) -> AbstractContextManager[None]:
+    """Return the context that runs matrix products in bfloat16 ("bfloat16") or changes nothing ("none")."""
+    return contextlib.nullcontext() if name == "none" else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
 def group_of(name: str, module: torch.nn.Module, learning_rate: float) -> ParameterGroup:
     """Return all trainable parameters of `module` as one group; tied parameters count once."""
     parameters = {key: value for key, value in module.named_parameters() if value.requires_grad}
@@ -96,9 +101,7 @@ class SingleProcessEngine:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context in which forward passes run."""
-        if self.autocast_name == "none":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return autocast_context(self.autocast_name, self.device)
 
     def step(self, step: int) -> StepReport:
         """Clip, update the weights and clear the gradients.
@@ -136,7 +139,7 @@ class SingleProcessEngine:
 
         Args:
             directory: exists; inside a checkpoint transaction.
-            step: optimizer steps done.
+            step: steps of the caller's loop done; kept for it and not used here.
         """
         save_file({name: p.detach() for name, p in self.parameters.items()}, directory / WEIGHTS_FILE)
         states = {name: self.optimizer.state[p] for name, p in self.parameters.items() if self.optimizer.state.get(p)}
@@ -146,7 +149,7 @@ class SingleProcessEngine:
         write_json(directory / "engine.json", {"version": STATE_VERSION, "step": step, "step_counts": counts})
 
     def load(self, directory: Path) -> int:
-        """Restore what `save` wrote; return the number of optimizer steps done.
+        """Restore what `save` wrote; return the steps that it was given.
 
         Raises:
             ArtifactError: a file is missing or damaged, or holds other parameters. Nothing is trained from a state

@@ -61,6 +61,7 @@ def judge_guard(context: RuleContext, guard: GuardConfig) -> RuleRecord:
         value=interval.estimate,
         threshold=limit,
         interval=[interval.lower, interval.upper],
+        interval_level=context.interval_level,
         difference=float(np.mean(candidate - baseline)),
         method=interval.method,
     )
@@ -86,8 +87,7 @@ def _ratio_range(
             {**base, "verdict": Verdict.ERROR, "reason": "ratio_undefined", "detail": detail}
         )
     ratio = ours / theirs
-    # First-order interval of a ratio of means: the spread of candidate - ratio * baseline.
-    interval = context.bootstrap((candidate - ratio * baseline) / theirs)
+    interval = context.ratio_interval(candidate, baseline)
     too_low, too_high = ratio < guard.minimum - TOLERANCE, ratio > guard.maximum + TOLERANCE
     detail = (
         f"mean {guard.metric} {theirs:.4g} -> {ours:.4g}, ratio {ratio:.3f} "
@@ -100,7 +100,8 @@ def _ratio_range(
             "reason": "below_minimum" if too_low else "above_maximum" if too_high else "",
             "detail": detail,
             "value": ratio,
-            "interval": [ratio + interval.lower - interval.estimate, ratio + interval.upper - interval.estimate],
+            "interval": [interval.lower, interval.upper],
+            "interval_level": context.interval_level,
             "difference": ours - theirs,
             "method": interval.method,
         }

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from training_core.config.evaluation import PAIRWISE_METRICS
 from training_core.config.gate import (
     GateConfig,
     PrimaryConfig,
@@ -15,6 +16,7 @@ from training_core.evaluation.statistics import (
     FloatArray,
     Interval,
     bootstrap_interval,
+    linearised,
     num_items_needed,
     t_interval,
     t_p_value,
@@ -55,7 +57,9 @@ class RuleRecord(Record):
     bound_threshold: float | None = None
     """What `bound` must reach (`champion`, `non_inferiority`) or exceed (`primary`)."""
     interval: list[float] | None = None
-    """Two-sided interval of `value` at 1 - 2 alpha, for people."""
+    """Two-sided interval of `value`, for people: of a relative gain or a ratio with the baseline's own spread in it."""
+    interval_level: float | None = None
+    """Share of such intervals that hold the true value: 1 - 2 alpha."""
     difference: float | None = None
     """Mean paired difference, oriented so that positive is better for rules with an orientation."""
     standard_error: float | None = None
@@ -94,6 +98,17 @@ class RuleContext:
             seed=self.seed,
         )
 
+    @property
+    def interval_level(self) -> float:
+        return 1.0 - 2.0 * self.config.alpha
+
+    def ratio_interval(self, candidate: FloatArray, baseline: FloatArray) -> Interval:
+        """Return the interval of mean(candidate) / mean(baseline), to first order: the spread of c - ratio * b."""
+        ratio = float(candidate.mean() / baseline.mean())
+        spread = self.bootstrap((candidate - ratio * baseline) / baseline.mean())
+        shift = ratio - spread.estimate
+        return Interval(ratio, spread.lower + shift, spread.upper + shift, spread.standard_error, spread.method)
+
     def needed(self, values: FloatArray, effect: float) -> int | None:
         if not effect > 0:
             return None
@@ -105,14 +120,18 @@ def paired_means(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the means per prompt of candidate and baseline, [prompts] each, in the metric's own direction.
 
-    A missing score counts as the worst that either model got for the candidate, as the best for the baseline.
+    A missing score counts as the worst that either model got for the candidate, as the best for the baseline. Of a
+    metric whose mean is one over pairs of answers they are the values that have its spread.
     """
     ours = context.candidate.metrics[metric]
     theirs = context.scores.models[baseline].metrics[metric]
     low = min(ours.extremes()[0], theirs.extremes()[0])
     high = max(ours.extremes()[1], theirs.extremes()[1])
     worst, best = (low, high) if higher_is_better else (high, low)
-    return ours.prompt_means(worst), theirs.prompt_means(best)
+    candidate, other = ours.prompt_means(worst), theirs.prompt_means(best)
+    if metric in PAIRWISE_METRICS:
+        return linearised(candidate), linearised(other)
+    return candidate, other
 
 
 def judge_primary(context: RuleContext) -> RuleRecord:
@@ -156,11 +175,23 @@ def judge_primary(context: RuleContext) -> RuleRecord:
             "threshold": rule.min_gain,
             "bound": bound,
             "bound_threshold": 0.0,
-            "interval": [interval.lower / unit, interval.upper / unit],
+            "interval": _gain_interval(context, rule, candidate, baseline, interval),
+            "interval_level": context.interval_level,
             "num_prompts_needed": needed,
             **_difference_fields(context, differences, interval, unit),
         }
     )
+
+
+def _gain_interval(
+    context: RuleContext, rule: PrimaryConfig, candidate: FloatArray, baseline: FloatArray, difference: Interval
+) -> list[float]:
+    if rule.scale == "absolute":
+        return [difference.lower, difference.upper]
+    ratio = context.ratio_interval(candidate, baseline)
+    # The gain is the ratio less 1, turned round where lower is better or the baseline's mean is negative.
+    sign = (1.0 if rule.higher_is_better else -1.0) * (1.0 if baseline.mean() > 0 else -1.0)
+    return sorted([sign * (ratio.lower - 1.0), sign * (ratio.upper - 1.0)])
 
 
 def judge_champion(context: RuleContext) -> RuleRecord:
@@ -225,7 +256,7 @@ def judge_non_inferiority(
         needed = context.needed(differences, interval.estimate + margin)
     detail = (
         f"{metric} {theirs.mean():.4g} -> {ours.mean():.4g} against the {baseline}, "
-        f"difference {interval.estimate:+.4g}, lower bound {interval.lower:+.4g} (needed: at least {-margin:.4g})"
+        f"difference {interval.estimate:+.4g}, lower bound {interval.lower:+.4g} (needed: at least {0.0 - margin:.4g})"
     )
     if needed:
         detail += f"; about {needed} prompts would resolve it"
@@ -241,10 +272,11 @@ def judge_non_inferiority(
             "candidate_mean": float(ours.mean()),
             "baseline_mean": float(theirs.mean()),
             "value": interval.estimate,
-            "threshold": -margin,
+            "threshold": 0.0 - margin,  # Not -margin, which is -0.0 for a margin of 0.
             "bound": interval.lower,
-            "bound_threshold": -margin,
+            "bound_threshold": 0.0 - margin,
             "interval": [interval.lower, interval.upper],
+            "interval_level": context.interval_level,
             "num_prompts_needed": needed,
             **_difference_fields(context, differences, interval, 1.0),
         }

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from training_core.config.evaluation import EvaluateStageConfig
 from training_core.evaluation.samples import ModelSamples, Sample
 from training_core.models.chat import decode_answer, encode_prompt
-from training_core.models.loading import DTYPES, TOKENIZER_FILES, load_causal_lm, load_tokenizer
+from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer, tokenizer_digest
 from training_core.protocol.atomic import read_json
-from training_core.protocol.digests import config_digest, file_digest, weights_digest
+from training_core.protocol.digests import config_digest, weights_digest
 from training_core.records import PromptRow
 from training_core.rollout.base import (
     RolloutEngine,
@@ -60,11 +58,6 @@ class ModelSource:
     def equals(self, other: ModelSource) -> bool:
         """Return whether both would give the same answers: same weights, architecture and tokenizer."""
         return self.shares_engine_with(other) and self.weights_sha256 == other.weights_sha256
-
-
-def tokenizer_digest(directory: Path) -> str:
-    files = {name: file_digest(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()}
-    return config_digest(files)
 
 
 class EnginePool:
@@ -133,7 +126,7 @@ class EnginePool:
             check_rollouts(rollouts, requests, version, weights.sha256)
             places = [index for index in indices for _ in range(self._config.evaluation.samples_per_prompt)]
             for place, rollout in zip(places, rollouts, strict=True):
-                text = answer_text(tokenizer, rollout.token_ids)
+                text = decode_answer(tokenizer, rollout.answer_ids)
                 samples.append(Sample(place, rollout.sample_index, rollout.token_ids, text, rollout.stop_reason))
             report(indices.stop)
         return ModelSamples(samples)
@@ -156,8 +149,3 @@ def sampling_settings(config: EvaluateStageConfig) -> SamplingSettings:
     return SamplingSettings(
         max_new_tokens=config.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p
     )
-
-
-def answer_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    """Return an answer without its end-of-turn token."""
-    return decode_answer(tokenizer, token_ids)

@@ -22,7 +22,6 @@ from training_core.evaluation.scores import MODEL_NAMES, EvaluationScores, Metri
 from training_core.records import StopReason
 
 TEXT_COLUMNS = ("prompt_id", "group_id", "prompt_text", "model", "answer", "stop_reason")
-INTEGER_COLUMNS = ("sample_index", "num_tokens")
 COLUMNS = ("prompt_id", "group_id", "prompt_text", "model", "sample_index", "answer", "num_tokens", "stop_reason")
 TOKEN_IDS = "token_ids"
 

@@ -11,38 +11,29 @@ import torch
 
 from training_core.data.batching import batches_by_tokens, pad_sequences
 from training_core.errors import EvaluationError
-from training_core.evaluation.generation import ModelSource, tokenizer_digest
+from training_core.evaluation.generation import ModelSource
 from training_core.evaluation.samples import EvaluationPrompt, ModelSamples, Sample
 from training_core.models.chat import encode_prompt
 from training_core.models.heads import RewardModel, load_reward_model
-from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer
-from training_core.models.prefix import SharedPrefix, common_prefix
+from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer, tokenizer_digest, training_device
 from training_core.ops.logprobs import token_logprobs
 from training_core.records import PromptRow
 from training_core.rewards.model import score_with_model
 
 
-def scoring_device() -> torch.device:
-    """Return the GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 class RewardScorer:
-    """The pipeline's reward model as a measure.
+    """The pipeline's reward model as a measure, in the dtype in which it was saved, validated and rewarded with.
 
     Args:
         directory: written by the reward-model stage.
-        dtype: of the backbone; the head stays float32.
         max_tokens_per_batch: bound on a forward pass.
-        share_prefix: compute what all conversations start with once.
     """
 
-    def __init__(self, directory: Path, dtype: str, max_tokens_per_batch: int, *, share_prefix: bool) -> None:
-        self._model: RewardModel = load_reward_model(directory, DTYPES[dtype]).to(scoring_device())
+    def __init__(self, directory: Path, max_tokens_per_batch: int) -> None:
+        self._model: RewardModel = load_reward_model(directory).to(training_device())
         self._tokenizer = load_tokenizer(directory)
         self._tokenizer_sha256 = tokenizer_digest(directory)
         self._max_tokens = max_tokens_per_batch
-        self._share_prefix = share_prefix
 
     def score(
         self, source: ModelSource, table: ModelSamples, rows: Sequence[PromptRow], prompts: Sequence[EvaluationPrompt]
@@ -82,7 +73,6 @@ class RewardScorer:
             [sample.stop_reason for sample in samples],
             None if prompt_ids is None else [[*prompt_ids[s.prompt_index], *s.token_ids] for s in samples],
             self._max_tokens,
-            share_prefix=self._share_prefix,
         )
 
     def _explain(
@@ -111,7 +101,6 @@ def kl_to_reference(
     dtype: str,
     temperature: float,
     max_tokens_per_batch: int,
-    share_prefix: bool,
 ) -> list[float | None]:
     """Return for each answer the sum over its tokens of log p_model - log p_reference, in nats.
 
@@ -129,11 +118,10 @@ def kl_to_reference(
     def logprobs_under(model: ModelSource) -> list[float]:
         loaded: Any = load_causal_lm(model.directory, DTYPES[dtype])
         return answer_logprobs(
-            loaded.to(scoring_device()),
+            loaded.to(training_device()),
             sequences,
             temperature=temperature or 1.0,
             max_tokens_per_batch=max_tokens_per_batch,
-            share_prefix=share_prefix,
         )
 
     return [ours - theirs for ours, theirs in zip(logprobs_under(source), logprobs_under(reference), strict=True)]
@@ -146,7 +134,6 @@ def answer_logprobs(
     *,
     temperature: float,
     max_tokens_per_batch: int,
-    share_prefix: bool = False,
 ) -> list[float]:
     """Return the log-probability of each answer given its prompt, in nats; the sum of its tokens'.
 
@@ -155,22 +142,18 @@ def answer_logprobs(
         sequences: (prompt ids, answer ids), both not empty.
         temperature: divides the logits, above 0.
         max_tokens_per_batch: bound on rows x width of a batch.
-        share_prefix: compute the ids that all prompts start with once; the same up to rounding.
     """
-    # The last id of a prompt predicts the answer's first token, so it is never part of the prefix.
-    start = common_prefix([prompt for prompt, _ in sequences]) if share_prefix else []
-    prefix = SharedPrefix(model.base_model, start)
-    rest = [[*prompt[len(start) :], *answer] for prompt, answer in sequences]
+    whole = [[*prompt, *answer] for prompt, answer in sequences]
     weight = model.get_output_embeddings().weight
     totals = [math.nan] * len(sequences)
-    for batch in batches_by_tokens([len(ids) for ids in rest], max_tokens_per_batch):
-        input_ids, mask = pad_sequences([rest[index] for index in batch], pad_token_id=0)
-        answer_starts = torch.tensor([len(sequences[index][0]) - len(start) for index in batch])
+    for batch in batches_by_tokens([len(ids) for ids in whole], max_tokens_per_batch):
+        input_ids, mask = pad_sequences([whole[index] for index in batch], pad_token_id=0)
+        answer_starts = torch.tensor([len(sequences[index][0]) for index in batch])
         # The hidden state before a token predicts it.
         scored = (mask[:, 1:] & (torch.arange(1, mask.shape[1]) >= answer_starts[:, None])).to(weight.device)
         input_ids = input_ids.to(weight.device)
         # Padding is on the right, where causal attention never looks: no mask needed.
-        hidden = prefix.hidden(input_ids)[:, :-1]
+        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
         targets = input_ids[:, 1:][scored]
         logprobs, _ = token_logprobs(hidden[scored], weight, targets, temperature=temperature, with_entropy=False)
         parts = torch.split(logprobs.double(), scored.sum(dim=1).tolist())

@@ -66,6 +66,23 @@ def cluster_sums(values: ArrayLike, clusters: ArrayLike) -> ClusterSums:
     return ClusterSums(sums, np.bincount(index).astype(np.float64))
 
 
+def linearised(values: ArrayLike) -> FloatArray:
+    """Return values whose spread is that of a mean over pairs, given each item's mean over its partners [items].
+
+    v' = v̄ + 2 (v - v̄). An item's pairs count in its own value and in its partners': the mean over all pairs moves twice
+    as far with an item as a mean of independent values does. The mean stays the same; standard errors and bootstrap
+    bounds of v' are those of the mean over pairs.
+
+    Source: Hoeffding 1948, A class of statistics with asymptotically normal distribution, for two arguments.
+
+    >>> linearised([0.0, 0.5, 1.0]).tolist()
+    [-0.5, 0.5, 1.5]
+    """
+    array = np.asarray(values, dtype=np.float64)
+    spread: FloatArray = array.mean() + 2 * (array - array.mean())
+    return spread
+
+
 def standard_error(groups: ClusterSums) -> float:
     """Return the cluster-robust standard error of the mean; NaN for a single cluster.
 
@@ -154,12 +171,6 @@ def num_items_needed(values: ArrayLike, clusters: ArrayLike, *, effect: float, a
     quantiles = float(stats.norm.ppf(1 - alpha) + stats.norm.ppf(power))
     variance_of_an_item = standard_error(groups) ** 2 * float(groups.sizes.sum())
     return max(2, math.ceil(quantiles**2 * variance_of_an_item / effect**2))
-
-
-def minimum_detectable_effect(values: ArrayLike, clusters: ArrayLike, *, alpha: float, power: float) -> float:
-    """Return the true mean that this many items would show to be above 0 with the given power."""
-    groups = _at_least_two(cluster_sums(values, clusters))
-    return float(stats.norm.ppf(1 - alpha) + stats.norm.ppf(power)) * standard_error(groups)
 
 
 def _at_least_two(groups: ClusterSums) -> ClusterSums:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from training_core.config.evaluation import EvaluateStageConfig
+from training_core.config.evaluation import PAIRWISE_METRICS, EvaluateStageConfig
 from training_core.evaluation.generation import ModelSource
 from training_core.evaluation.samples import EvaluationPrompt, ModelSamples
-from training_core.evaluation.statistics import cluster_sums, standard_error
+from training_core.evaluation.statistics import cluster_sums, linearised, standard_error
 from training_core.protocol.digests import config_digest
 from training_core.records import PromptRow
 
@@ -72,11 +72,10 @@ def summarise_model(
         missing[metric] = sum(score is None for score in table.scores[metric])
         means[metric], errors[metric] = None, None
         if by_prompt:
-            groups = cluster_sums(
-                [float(np.mean(scores)) for scores in by_prompt.values()],
-                [prompts[index].group_id for index in by_prompt],
-            )
-            means[metric] = groups.mean
+            values = [float(np.mean(scores)) for scores in by_prompt.values()]
+            clusters = [prompts[index].group_id for index in by_prompt]
+            means[metric] = cluster_sums(values, clusters).mean
+            groups = cluster_sums(linearised(values) if metric in PAIRWISE_METRICS else values, clusters)
             errors[metric] = standard_error(groups) if len(groups) > 1 else None
     return {
         "weights_sha256": source.weights_sha256,

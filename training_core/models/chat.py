@@ -126,13 +126,22 @@ def end_at_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int], num_prompt_to
     Raises:
         DataError: the tokenizer has no EOS token.
     """
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        raise DataError("the tokenizer has no EOS token, so an answer has no end. Set `eos_token` in its config")
+    eos = end_token_id(tokenizer)
     for position in range(len(ids) - 1, num_prompt_tokens - 1, -1):
         if ids[position] == eos:
             return ids[: position + 1]
     return [*ids, eos]
+
+
+def end_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of EOS, at which conversations end here.
+
+    Raises:
+        DataError: the tokenizer has no EOS token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise DataError("the tokenizer has no EOS token, so an answer has no end. Set `eos_token` in its config")
+    return int(tokenizer.eos_token_id)
 
 
 def decode_answer(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:

@@ -62,6 +62,13 @@ def set_up_chat(
     return setup
 
 
+def eos_ids(value: int | list[int] | None) -> list[int]:
+    """Return the value of an `eos_token_id` in a config as a list."""
+    if value is None:
+        return []
+    return [int(i) for i in value] if isinstance(value, list) else [int(value)]
+
+
 def find_eos(tokenizer: PreTrainedTokenizerBase, generation_eos_ids: list[int]) -> list[int]:
     own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     return own + [i for i in dict.fromkeys(generation_eos_ids) if i not in own]

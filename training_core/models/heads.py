@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel
 
 from training_core.data.batching import batches_by_tokens, pad_sequences
 from training_core.errors import ArtifactError, DataError, EvaluationError
-from training_core.models.chat import Messages, encode_conversation
-from training_core.models.loading import check_loading_report, copy_tokenizer_files, load_causal_lm
-from training_core.models.prefix import SharedPrefix, common_prefix
+from training_core.models.loading import (
+    DTYPES,
+    cast_state_dict,
+    check_loading_report,
+    copy_tokenizer_files,
+    load_causal_lm,
+    update_json,
+)
 from training_core.protocol.atomic import read_json, write_json
 from training_core.seeding import derive_seed
 
@@ -66,10 +70,6 @@ class RewardModel(nn.Module):
             inputs = {"attention_mask": attention_mask, "position_ids": positions.clamp(min=0)}
         # With padding on the right only, causal attention never shows it to a real token: no mask, a faster kernel.
         hidden = self.backbone(input_ids=input_ids, use_cache=False, **inputs).last_hidden_state
-        return self.read(hidden, attention_mask)
-
-    def read(self, hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return float32 scores [batch] of last hidden states [batch, time, width], at each row's last real token."""
         last = hidden[torch.arange(len(hidden), device=hidden.device), last_positions(attention_mask)]
         with torch.autocast(hidden.device.type, enabled=False):
             scores: torch.Tensor = self.head(last.float()).squeeze(-1)
@@ -78,6 +78,11 @@ class RewardModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the backbone; the head is float32 whatever this is."""
+        return self.backbone.dtype
 
     def normalise(self, score: float) -> float:
         """Return the score in standard deviations above the mean of the validation answers."""
@@ -108,37 +113,49 @@ def new_reward_model(model_directory: Path, seed: int) -> RewardModel:
     return model
 
 
-def save_reward_model(model: RewardModel, source_directory: Path, out_directory: Path, report: dict[str, Any]) -> None:
-    """Write a folder that `load_reward_model` and Hugging Face's sequence classification read; weights in float32.
+def save_reward_model(
+    model: RewardModel,
+    source_directory: Path,
+    out_directory: Path,
+    report: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a folder that `load_reward_model` and Hugging Face's sequence classification read.
 
     Args:
-        model: with `score_mean` and `score_std` set.
+        model: with `score_mean` and `score_std` set, or with `save_score_scale` to follow.
         source_directory: the causal model's folder, for its config and tokenizer.
         out_directory: made if missing.
         report: further entries of reward_config.json.
+        dtype: of the backbone in the file and wherever the model is used from then on; the head stays float32.
     """
     out_directory.mkdir(parents=True, exist_ok=True)
     prefix = f"{model.base_prefix}." if model.base_prefix else ""
-    state = {f"{prefix}{name}": value.detach().cpu() for name, value in model.backbone.state_dict().items()}
+    state = {f"{prefix}{name}": value for name, value in cast_state_dict(model.backbone, dtype).items()}
     state[HEAD_NAME] = model.head.weight.detach().cpu()
     save_file(state, out_directory / "model.safetensors", metadata={"format": "pt"})
     config = read_json(source_directory / "config.json")
     config["architectures"] = [
         name.replace("ForCausalLM", "ForSequenceClassification") for name in config["architectures"]
     ]
-    config.update(id2label={"0": "score"}, label2id={"score": 0}, dtype="float32")
+    config.update(id2label={"0": "score"}, label2id={"score": 0}, dtype=str(dtype).removeprefix("torch."))
     write_json(out_directory / "config.json", dict(sorted(config.items())))
     copy_tokenizer_files(source_directory, out_directory)
-    scale = {"score_mean": model.score_mean, "score_std": model.score_std, "base_prefix": model.base_prefix}
-    write_json(out_directory / REWARD_CONFIG, {**report, **scale})
+    write_json(out_directory / REWARD_CONFIG, {"base_prefix": model.base_prefix})
+    save_score_scale(model, out_directory, report)
 
 
-def load_reward_model(directory: Path, dtype: torch.dtype = torch.float32) -> RewardModel:
-    """Return a saved reward model in evaluation mode.
+def save_score_scale(model: RewardModel, directory: Path, report: dict[str, Any]) -> None:
+    """Write `score_mean` and `score_std` of `model`, and further entries, into a saved model's reward_config.json."""
+    scale = {"score_mean": model.score_mean, "score_std": model.score_std}
+    update_json(directory / REWARD_CONFIG, **{**report, **scale})
+
+
+def load_reward_model(directory: Path) -> RewardModel:
+    """Return a saved reward model in evaluation mode, in the dtype it was saved in: there is one function that scores.
 
     Args:
         directory: written by `save_reward_model`.
-        dtype: of the backbone in memory; the head stays float32.
 
     Raises:
         ArtifactError: a file is missing or damaged, or weights do not fit the config.
@@ -149,7 +166,7 @@ def load_reward_model(directory: Path, dtype: torch.dtype = torch.float32) -> Re
         base_prefix = str(reward_config["base_prefix"])
         loaded: Any = AutoModel.from_pretrained(
             str(directory),
-            dtype=dtype,
+            dtype=DTYPES[read_json(directory / "config.json")["dtype"]],
             attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=True,
@@ -177,8 +194,6 @@ def score_token_ids(
     max_tokens_per_batch: int = 4096,
     *,
     side: Literal["left", "right"] = "right",
-    autocast: Literal["none", "bfloat16"] = "none",
-    share_prefix: bool = False,
 ) -> list[float]:
     """Return one score a sequence, in the order of the input.
 
@@ -191,9 +206,6 @@ def score_token_ids(
         pad_token_id: any id of the vocabulary.
         max_tokens_per_batch: bound on rows x width of a batch.
         side: where the padding goes.
-        autocast: "bfloat16" runs matrix products in bfloat16.
-        share_prefix: compute the ids that all sequences start with once: the same up to rounding, for less work. Only
-            with padding on the right; needs a model whose attention takes a cache.
 
     Raises:
         DataError: a sequence is empty or longer than the model's limit.
@@ -201,19 +213,11 @@ def score_token_ids(
     """
     check_lengths([len(sequence) for sequence in sequences], model.backbone.config.max_position_embeddings)
     distinct = list(dict.fromkeys(tuple(sequence) for sequence in sequences))
-    start = common_prefix(distinct) if share_prefix and side == "right" else []
-    lengths = [len(sequence) - len(start) for sequence in distinct]
     score_of: dict[tuple[int, ...], float] = {}
-    precision: Any = contextlib.nullcontext()
-    if autocast == "bfloat16":
-        precision = torch.autocast(model.device.type, dtype=torch.bfloat16)
-    with torch.no_grad(), precision:
-        prefix = SharedPrefix(model.backbone, start) if start else None
-        for batch in batches_by_tokens(lengths, max_tokens_per_batch):
-            input_ids, mask = pad_sequences([distinct[i][len(start) :] for i in batch], pad_token_id, side)
-            input_ids, mask = input_ids.to(model.device), mask.to(model.device)
-            scored = model(input_ids, mask) if prefix is None else model.read(prefix.hidden(input_ids), mask)
-            values = scored.tolist()
+    with torch.no_grad():
+        for batch in batches_by_tokens([len(sequence) for sequence in distinct], max_tokens_per_batch):
+            input_ids, mask = pad_sequences([distinct[i] for i in batch], pad_token_id, side)
+            values = model(input_ids.to(model.device), mask.to(model.device)).tolist()
             for index, value in zip(batch, values, strict=True):
                 score_of[distinct[index]] = value
     scores = [score_of[tuple(sequence)] for sequence in sequences]
@@ -221,23 +225,6 @@ def score_token_ids(
     if bad:
         raise EvaluationError(f"the reward model's score of sequence {bad[0]} is {scores[bad[0]]} ({len(bad)} in all)")
     return scores
-
-
-def score_texts(
-    model: RewardModel,
-    tokenizer: PreTrainedTokenizerBase,
-    conversations: Sequence[tuple[Messages, Messages]],
-    max_tokens_per_batch: int = 4096,
-    *,
-    autocast: Literal["none", "bfloat16"] = "none",
-) -> list[float]:
-    """Return one score a conversation (prompt messages, answer messages), in the order of the input.
-
-    Each is scored at the EOS that ends the answer. See `score_token_ids`.
-    """
-    sequences = [encode_conversation(tokenizer, prompt, answer)[0] for prompt, answer in conversations]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    return score_token_ids(model, sequences, pad, max_tokens_per_batch, autocast=autocast)
 
 
 def check_lengths(lengths: Sequence[int], limit: int) -> None:

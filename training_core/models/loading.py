@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from training_core.errors import ArtifactError
 from training_core.protocol.atomic import read_json, write_json
+from training_core.protocol.digests import config_digest, file_digest
 
 _disable_progress_bar: Any = transformers_logging.disable_progress_bar
 _disable_progress_bar()
@@ -51,6 +52,16 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             f"no tokenizer can be loaded from {directory}: {error}. It needs tokenizer.json (or the files of a known "
             "tokenizer class) and tokenizer_config.json"
         ) from error
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return an id to fill rows with; no computation depends on which."""
+    return 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return the digest of a checkpoint's tokenizer files, the chat template among them: the same for equal ids."""
+    return config_digest({n: file_digest(directory / n) for n in TOKENIZER_FILES if (directory / n).is_file()})
 
 
 def load_causal_lm(directory: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

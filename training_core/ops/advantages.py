@@ -21,7 +21,7 @@ class GroupAdvantages:
     """Advantages and what was seen in the groups."""
 
     advantages: Tensor
-    """[answers] float64; 0 for a missing score, in a singleton and in a group without variance."""
+    """[answers] float64; 0 for a missing score, in a singleton and, without penalties, in a group of equal scores."""
     num_groups: int
     """Groups with at least one score."""
     num_zero_variance_groups: int
@@ -31,22 +31,35 @@ class GroupAdvantages:
 
 
 def group_advantages(
-    scores: Tensor, group_ids: Tensor, present: Tensor, *, divide_by_std: bool, epsilon: float = STD_EPSILON
+    scores: Tensor,
+    group_ids: Tensor,
+    present: Tensor,
+    *,
+    divide_by_std: bool,
+    penalties: Tensor | None = None,
+    epsilon: float = STD_EPSILON,
 ) -> GroupAdvantages:
     """Compute group-relative advantages.
 
     A_i = score_i - mean(group), divided by (std(group) + epsilon) when `divide_by_std`. Mean and standard deviation (of
     n - 1 degrees of freedom) are taken over the present scores of the group, in float64 and in two passes.
 
+    With penalties, the centred penalty is then subtracted, undivided: A_i - (penalty_i - mean(group)). This is the
+    reward after normalisation minus the penalty; divided as well, a penalty would count without bound in a group whose
+    scores hardly differ, and its coefficient would cancel where they are equal.
+
     Special cases:
-        All scores of a group equal: exactly 0, whatever rounding would leave. One score: 0. Missing: 0, and the others
-        are as if it were not there. Without division the advantages of a group sum to 0.
+        All scores of a group equal: exactly 0, whatever rounding would leave; with penalties, minus the centred
+        penalty. One score: 0. Missing: 0, and the others are as if it were not there. Without division
+        the advantages of a group sum to 0.
 
     Args:
         scores: [answers] float, reward units; may hold anything where `present` is false.
         group_ids: [answers] integer.
         present: [answers] bool, true where there is a score.
         divide_by_std: whether to divide.
+        penalties: [answers] float, in the unit of the advantages; may hold anything where `present` is false. None for
+            none.
         epsilon: added to the standard deviation, reward units.
 
     Returns:
@@ -56,7 +69,7 @@ def group_advantages(
         None; inputs are detached.
 
     Raises:
-        ValueError: a present score is not finite, or shapes differ.
+        ValueError: a present score or penalty is not finite, or shapes differ.
 
     Source:
         Shao et al. 2024, "DeepSeekMath", section 4.1.2, arXiv 2402.03300; without division: Liu et al. 2025,
@@ -67,11 +80,8 @@ def group_advantages(
         >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), ids, present, divide_by_std=False).advantages.tolist()
         [-1.0, 1.0, 0.0, 0.0]
     """
-    check_mask(present, scores)
     check_mask(present, group_ids)
-    values = torch.where(present, scores.detach().double(), torch.zeros((), dtype=torch.float64, device=scores.device))
-    if not bool(torch.isfinite(values).all()):
-        raise ValueError("a score is not finite; report an answer without a score as missing instead")
+    values = _present_values(scores, present)
     unique_ids, groups = torch.unique(group_ids, return_inverse=True)
     num_groups = len(unique_ids)
 
@@ -79,18 +89,33 @@ def group_advantages(
         return torch.zeros(num_groups, dtype=torch.float64, device=x.device).index_add_(0, groups, x)
 
     counts = group_sum(present.double())
-    mean = group_sum(values) / counts.clamp(min=1.0)
-    centred = torch.where(present, values - mean[groups], torch.zeros_like(values))
+
+    def centre(x: Tensor) -> Tensor:
+        mean = group_sum(x) / counts.clamp(min=1.0)
+        return torch.where(present, x - mean[groups], torch.zeros_like(x))
+
+    centred = centre(values)
     variance = group_sum(centred.square()) / (counts - 1.0).clamp(min=1.0)
     flat = _groups_without_spread(values, groups, present, num_groups)
-    advantages = centred / (variance.sqrt()[groups] + epsilon) if divide_by_std else centred
-    advantages = torch.where(flat[groups], torch.zeros_like(advantages), advantages)
+    scale = variance.sqrt() + epsilon if divide_by_std else torch.ones_like(variance)
+    advantages = torch.where(flat[groups], torch.zeros_like(centred), centred / scale[groups])
+    if penalties is not None:
+        advantages = advantages - centre(_present_values(penalties, present))
     return GroupAdvantages(
         advantages=advantages,
         num_groups=int((counts > 0).sum()),
         num_zero_variance_groups=int((flat & (counts > 1)).sum()),
         num_singletons=int((counts == 1).sum()),
     )
+
+
+def _present_values(values: Tensor, present: Tensor) -> Tensor:
+    """Return [answers] float64, detached, 0 where `present` is false."""
+    check_mask(present, values)
+    filled = torch.where(present, values.detach().double(), torch.zeros((), dtype=torch.float64, device=values.device))
+    if not bool(torch.isfinite(filled).all()):
+        raise ValueError("a score is not finite; report an answer without a score as missing instead")
+    return filled
 
 
 def _groups_without_spread(values: Tensor, groups: Tensor, present: Tensor, num_groups: int) -> Tensor:

@@ -5,26 +5,7 @@ Shapes: N answers.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-
-
-def truncation_penalty(is_truncated: Tensor) -> Tensor:
-    """Give -1 to answers cut by the token limit.
-
-    penalty = -1 where truncated, else 0.
-
-    Args:
-        is_truncated: [answers] bool.
-
-    Returns:
-        [answers] float64, reward units.
-
-    Example:
-        >>> truncation_penalty(torch.tensor([True, False])).tolist()
-        [-1.0, 0.0]
-    """
-    return torch.where(is_truncated, -1.0, 0.0).double()
 
 
 def soft_overlong_penalty(num_tokens: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
@@ -51,6 +32,7 @@ def soft_overlong_penalty(num_tokens: Tensor, *, max_tokens: int, buffer_tokens:
         Yu et al. 2025, DAPO, equation 13, arXiv 2503.14476.
 
     Example:
+        >>> import torch
         >>> soft_overlong_penalty(torch.tensor([6, 9, 10]), max_tokens=10, buffer_tokens=4).tolist()
         [-0.0, -0.75, -1.0]
     """

@@ -29,6 +29,7 @@ from training_core.errors import (
     EXIT_INTERNAL,
     ConfigurationError,
     PreemptedError,
+    StageLockedError,
     StopRequestedError,
     as_tidegate_error,
 )
@@ -189,7 +190,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 def report_failure(error: BaseException, directory: StageDirectory) -> int:
-    """Print and record `error`; return its exit code."""
+    """Print `error`, record it in error.json unless the directory is another process's, and return its exit code."""
     known = as_tidegate_error(error, directory.path)
     if known is None and isinstance(error, ValidationError):
         known = ConfigurationError(f"the spec's config is not valid: {error}")
@@ -202,6 +203,8 @@ def report_failure(error: BaseException, directory: StageDirectory) -> int:
         message = f"internal error: {error!r}. The traceback is in {directory.output_log_path}"
         traceback.print_exception(error)
     print(f"{name}: {message}", file=sys.stderr, flush=True)
+    if isinstance(known, StageLockedError):
+        return code  # The directory is another process's: what it finds there must be its own.
     # On a full disk the exit code and stderr must still tell what happened.
     with contextlib.suppress(OSError):
         write_json(directory.error_path, {"type": name, "exit_code": code, "message": message})

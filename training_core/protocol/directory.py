@@ -34,7 +34,11 @@ class StageDirectory:
     def prepare(self, spec: StageSpec) -> None:
         """Create the directory and write spec.json; input paths and execution may differ from an earlier attempt."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.spec_path.exists() or StageSpec.load(self.spec_path) != spec:
+        try:
+            before = StageSpec.load(self.spec_path)
+        except (OSError, ValueError):  # None yet, or damaged: the directory's name says which one belongs here.
+            before = None
+        if before != spec:
             spec.save(self.spec_path)
 
     def result(self) -> StageResult | None:
@@ -64,8 +68,13 @@ class StageDirectory:
         """
         for name, artifact in result.outputs.items():
             path = self.path / artifact.path
-            if path_digest(path) != artifact.sha256:
-                raise ArtifactError(
-                    f"output {name!r} of stage {result.stage} at {path} changed after the stage wrote it. Delete the "
-                    f"directory {self.path} to compute it again, or restore the file"
-                )
+            if not path.exists():
+                what = "is missing"
+            elif path_digest(path) != artifact.sha256:
+                what = "changed after the stage wrote it"
+            else:
+                continue
+            raise ArtifactError(
+                f"output {name!r} of stage {result.stage} at {path} {what}. Delete the directory {self.path} to "
+                "compute it again, or restore the output"
+            )

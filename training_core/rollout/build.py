@@ -8,6 +8,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from training_core.config.rollout import RolloutConfig
 from training_core.errors import ArtifactError, DataError
+from training_core.models.chat_setup import eos_ids
 from training_core.models.loading import load_tokenizer
 from training_core.rollout.base import RolloutEngine
 
@@ -20,22 +21,16 @@ def read_eos_token_ids(model_directory: Path) -> list[int]:
     """
     found: set[int] = set()
     if (model_directory / "generation_config.json").is_file():
-        found |= _as_ids(GenerationConfig.from_pretrained(str(model_directory)).eos_token_id)
+        found.update(eos_ids(GenerationConfig.from_pretrained(str(model_directory)).eos_token_id))
     if not found:
-        found |= _as_ids(AutoConfig.from_pretrained(str(model_directory), local_files_only=True).eos_token_id)
-    found |= _as_ids(load_tokenizer(model_directory).eos_token_id)
+        found.update(eos_ids(AutoConfig.from_pretrained(str(model_directory), local_files_only=True).eos_token_id))
+    found.update(eos_ids(load_tokenizer(model_directory).eos_token_id))
     if not found:
         raise ArtifactError(
             f"{model_directory} names no end-of-answer token. Set eos_token_id in its generation_config.json, or "
             "eos_token in tokenizer_config.json"
         )
     return sorted(found)
-
-
-def _as_ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)
 
 
 def build_engine(

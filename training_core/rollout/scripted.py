@@ -28,7 +28,6 @@ class ScriptedEngine(WeightKeeper):
     Args:
         script: what to answer.
         eos_token_ids: an answer that ends in one of them was not truncated.
-        num_prompt_and_answer_tokens: longest prompt plus answer.
         misreport: changes the report of a load, to play an engine whose weights are not the trainer's.
     """
 
@@ -37,11 +36,9 @@ class ScriptedEngine(WeightKeeper):
         script: Script,
         eos_token_ids: Sequence[int],
         *,
-        num_prompt_and_answer_tokens: int = 1 << 20,
         misreport: Callable[[WeightReport], WeightReport] | None = None,
     ) -> None:
         super().__init__(torch.float32, eos_token_ids, model_directory=None)
-        self.num_prompt_and_answer_tokens = num_prompt_and_answer_tokens
         self._script = script
         self._misreport = misreport or (lambda report: report)
 

@@ -14,6 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from training_core.config.rollout import TransformersRolloutConfig
+from training_core.data.batching import pad_sequences
+from training_core.errors import ConfigurationError
+from training_core.models.layers import has_recurrent_layers
 from training_core.models.loading import DTYPES, load_causal_lm, training_device
 from training_core.rollout.base import (
     NamedTensors,
@@ -33,10 +36,13 @@ class TransformersEngine(WeightKeeper):
     Args:
         config: the engine's knobs.
         model_directory: the checkpoint that gives architecture and first weights.
-        max_prompt_tokens: longest prompt it must take.
-        max_new_tokens: longest answer it must give.
+        max_prompt_tokens: longest prompt it must take; not needed, memory grows with what comes.
+        max_new_tokens: longest answer it must give; not needed either.
         eos_token_ids: tokens that end an answer.
         device: where the model lives; None takes the one that training runs on.
+
+    Raises:
+        ConfigurationError: the model has layers that carry a state from token to token.
     """
 
     def __init__(
@@ -50,11 +56,17 @@ class TransformersEngine(WeightKeeper):
         device: torch.device | None = None,
     ) -> None:
         super().__init__(DTYPES[config.dtype], eos_token_ids, model_directory)
-        self.num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
         self._max_num_sequences = config.max_num_sequences
         self._device = device or training_device()
         self._eos = torch.tensor(self._eos_token_ids, device=self._device)
-        self._model: PreTrainedModel | None = load_causal_lm(model_directory, self._dtype).to(self._device)  # type: ignore[arg-type]
+        model = load_causal_lm(model_directory, self._dtype)
+        if has_recurrent_layers(model):
+            # They would take padding on the left for tokens, and finished answers cannot be taken out of the batch.
+            raise ConfigurationError(
+                f"rollout.engine transformers cannot sample from {type(model).__name__}, whose layers carry a state "
+                "from token to token. Set rollout.engine: vllm"
+            )
+        self._model: PreTrainedModel | None = model.to(self._device)  # type: ignore[arg-type]
 
     @property
     def model(self) -> PreTrainedModel:
@@ -82,7 +94,8 @@ class TransformersEngine(WeightKeeper):
     def _generate_batch(
         self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll
     ) -> list[Rollout]:
-        input_ids, attention_mask = left_padded([request.prompt_ids for request in requests], self._device)
+        input_ids, is_real = pad_sequences([request.prompt_ids for request in requests], pad_token_id=0, side="left")
+        input_ids, attention_mask = input_ids.to(self._device), is_real.long().to(self._device)
         uniforms = request_uniforms(requests, sampling.max_new_tokens).to(self._device)
         cache = DynamicCache(config=self.model.config)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -119,17 +132,6 @@ class TransformersEngine(WeightKeeper):
 
     def close(self) -> None:
         self._model = None
-
-
-def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ([batch, time] ids, [batch, time] attention mask), padded with id 0 on the left."""
-    width = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
 
 
 def request_uniforms(requests: Sequence[RolloutRequest], num_tokens: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from training_core.config.rollout import VllmRolloutConfig
 from training_core.errors import ConfigurationError
+from training_core.models.loading import DTYPES
 from training_core.rollout.base import (
     NamedTensors,
     Poll,
@@ -26,7 +27,6 @@ from training_core.rollout.base import (
 )
 from training_core.rollout.weights import WeightKeeper
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MIN_BATCHED_TOKENS = 4096
 
 ENVIRONMENT = {
@@ -118,7 +118,7 @@ class VllmEngine(WeightKeeper):
         eos_token_ids: Sequence[int],
     ) -> None:
         super().__init__(DTYPES[config.dtype], eos_token_ids, model_directory)
-        self.num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
+        self._num_prompt_and_answer_tokens = max_prompt_tokens + max_new_tokens
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with torch_threads_kept():
@@ -137,10 +137,10 @@ class VllmEngine(WeightKeeper):
                 model=str(self._model_directory),
                 dtype=config.dtype,
                 seed=0,  # Each request brings its own seed.
-                max_model_len=self.num_prompt_and_answer_tokens,
+                max_model_len=self._num_prompt_and_answer_tokens,
                 max_num_seqs=config.max_num_sequences,
                 max_num_batched_tokens=max(
-                    MIN_BATCHED_TOKENS, self.num_prompt_and_answer_tokens, config.max_num_sequences
+                    MIN_BATCHED_TOKENS, self._num_prompt_and_answer_tokens, config.max_num_sequences
                 ),
                 kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
                 # A seeded request whose prefill is cut in two fails on CPU: its generator has no offset.

@@ -4,8 +4,8 @@ from training_core.protocol.child import StageEntry
 
 STAGES: dict[str, StageEntry] = {
     "sft_intake": StageEntry("training_core.stages.sft_intake", version=1),
-    "reward_model": StageEntry("training_core.stages.reward_model", version=1),
-    "grpo": StageEntry("training_core.stages.grpo", version=2),
-    "evaluate": StageEntry("training_core.stages.evaluate", version=2),
-    "gate": StageEntry("training_core.stages.gate", version=1),
+    "reward_model": StageEntry("training_core.stages.reward_model", version=2),
+    "grpo": StageEntry("training_core.stages.grpo", version=3),
+    "evaluate": StageEntry("training_core.stages.evaluate", version=3),
+    "gate": StageEntry("training_core.stages.gate", version=2),
 }

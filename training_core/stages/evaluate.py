@@ -113,8 +113,7 @@ class Evaluation:
         self.engines.close()
         if self._scorer is None:
             directory = self.context.input_path(REWARD_MODEL_INPUT)
-            limit, share_prefix = self.config.evaluation.max_tokens_per_batch, self.config.evaluation.share_prefix
-            self._scorer = RewardScorer(directory, self.config.rollout.dtype, limit, share_prefix=share_prefix)
+            self._scorer = RewardScorer(directory, self.config.evaluation.max_tokens_per_batch)
         table = self.tables[source.name]
         scores = self._scorer.score(source, table, self.rows, self.prompts)
         add_scores(source.name, table, REWARD_MODEL_METRIC, scores, self.prompts)
@@ -134,7 +133,6 @@ class Evaluation:
                 dtype=self.config.rollout.dtype,
                 temperature=self.config.evaluation.sampling.temperature,
                 max_tokens_per_batch=self.config.evaluation.max_tokens_per_batch,
-                share_prefix=self.config.evaluation.share_prefix,
             )
         add_scores(source.name, table, KL_METRIC, scores, self.prompts)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from training_core.config.algorithms import GrpoConfig, GrpoStageConfig, NoKl
+from training_core.config.algorithms import GrpoConfig, GrpoStageConfig, KlInLoss, NoKl
 from training_core.config.rewards import RewardConfig, RewardModelReward
 from training_core.data.prompts import read_prompts
 from training_core.determinism import make_deterministic
@@ -23,6 +23,7 @@ from training_core.models.loading import (
     DTYPES,
     load_causal_lm,
     load_tokenizer,
+    pad_token_id,
     save_causal_lm,
     training_device,
 )
@@ -36,7 +37,7 @@ from training_core.rollout.base import RolloutEngine, SamplingSettings
 from training_core.rollout.build import build_engine
 from training_core.stages.grpo_step import GrpoTrainer, Prompts
 from training_core.stages.grpo_update import GrpoUpdater
-from training_core.stages.policy_forward import Precision, narrow_linear_weights
+from training_core.stages.policy_forward import Precision, frozen_copy
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def train(
     updater = GrpoUpdater(
         algorithm,
         policy,
-        load_reference(algorithm, model_directory, device),
+        build_reference(algorithm, policy),
         build_optimizer(algorithm, policy),
         temperature=config.rollout.temperature,
         pad_token_id=pad_token_id(tokenizer),
@@ -96,6 +97,7 @@ def train(
         keep_last_checkpoints=algorithm.keep_last_checkpoints,
         phase="grpo",
     )
+    warn_of_approximations(updater)
     release_free_memory()
     run_loop(context, trainer, settings)
     save_causal_lm(policy, model_directory, context.new_output("policy"), checkpoint_dtype(model_directory))
@@ -114,16 +116,34 @@ def load_prompts(path: Path, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     return Prompts(rows, [tuple(encode_prompt(tokenizer, row.prompt)) for row in rows])
 
 
-def load_reference(algorithm: GrpoConfig, model_directory: Path, device: torch.device) -> PreTrainedModel | None:
-    """Return the frozen reference, or None when nothing asks for a KL."""
+def build_reference(algorithm: GrpoConfig, policy: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the frozen reference, or None when nothing asks for a KL.
+
+    Args:
+        algorithm: its knobs.
+        policy: as it starts: before a checkpoint of the training is loaded into it.
+    """
     if isinstance(algorithm.kl, NoKl) and not algorithm.kl.measure:
         return None
-    reference = load_causal_lm(model_directory, torch.float32).to(device)  # type: ignore[arg-type]
-    return narrow_linear_weights(reference, Precision(algorithm.autocast, device))
+    return frozen_copy(policy, Precision(algorithm.autocast, policy.device))
+
+
+def warn_of_approximations(updater: GrpoUpdater) -> None:
+    """Say in the log what the config asks for and does not get exactly."""
+    algorithm, model = updater.config, type(updater.policy).__name__
+    if algorithm.share_prompt and not updater.shares_prompts:
+        logger.warning(
+            "share_prompt is left off: %s has layers other than full attention, whose result would change", model
+        )
+    if algorithm.updates_per_step > 1 and isinstance(algorithm.kl, KlInLoss) and algorithm.kl.estimator == "k3":
+        logger.warning(
+            "%d updates a rollout: kl.estimator k3 has the gradient of the forward KL only in the first of them",
+            algorithm.updates_per_step,
+        )
 
 
 def build_optimizer(algorithm: GrpoConfig, policy: PreTrainedModel) -> SingleProcessEngine:
-    num_updates = algorithm.num_steps * algorithm.num_epochs * algorithm.num_minibatches
+    num_updates = algorithm.num_steps * algorithm.updates_per_step
     group = group_of("policy", policy, algorithm.optimizer.learning_rate)
     return SingleProcessEngine([group], algorithm.optimizer, num_updates, algorithm.autocast)
 
@@ -134,11 +154,6 @@ def build_reward_part(config: RewardConfig, context: StageContext, device: torch
     else:
         function = REWARD_RULES[config.kind](config)
     return RewardPart(config.part_name, config.weight, function)
-
-
-def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return an id to fill rows with; no computation depends on which."""
-    return 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
 
 def checkpoint_dtype(model_directory: Path) -> torch.dtype:

@@ -63,17 +63,15 @@ def build_signal(
     """
     group_ids = torch.arange(len(scored.batch)) // config.group_size
     estimate = ADVANTAGE_ESTIMATORS[config.advantage]
-    # Counted before the KL makes equal scores differ: a group without spread says nothing about the reward.
-    groups = estimate(scored.scores, group_ids, scored.present)
-    advantages = groups.advantages
+    penalties = None
     if isinstance(config.kl, KlInReward):
-        scores = scored.scores - config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
-        advantages = estimate(scores, group_ids, scored.present).advantages
+        penalties = config.kl.coefficient * answer_kl(old, reference, scored.batch.mask)
+    groups = estimate(scored.scores, group_ids, scored.present, penalties=penalties)
     counted = scored.present & ~scored.is_truncated if config.mask_truncated else scored.present
     # One update starts where the answers came from: its own forward pass is the old policy, the ratio exactly 1.
-    signal_old = None if config.num_epochs * config.num_minibatches == 1 else old
+    signal_old = None if config.updates_per_step == 1 else old
     mask = scored.batch.mask & counted[:, None]
-    signal = Signal(scored.batch, mask, advantages.float(), signal_old, reference, is_compared=old is not None)
+    signal = Signal(scored.batch, mask, groups.advantages.float(), signal_old, reference, is_compared=old is not None)
     return signal, groups
 
 

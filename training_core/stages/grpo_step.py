@@ -155,7 +155,7 @@ class GrpoTrainer:
         self, requests: Sequence[RolloutRequest], rows: Sequence[PromptRow], rollouts: Sequence[Rollout]
     ) -> tuple[list[str], CombinedScores]:
         """Return the answers as text, without the end-of-turn token, and their scores."""
-        tokens = [answer_tokens(rollout) for rollout in rollouts]
+        tokens = [rollout.answer_ids for rollout in rollouts]
         texts = [decode_answer(self.tokenizer, ids) for ids in tokens]
         context = RewardContext(
             num_tokens=[len(ids) for ids in tokens],
@@ -212,11 +212,6 @@ class GrpoTrainer:
         if self.updater.optimizer.load(directory) != state.step:
             raise ArtifactError(f"{directory}: weights and {STATE_FILE} were saved after different steps")
         return state.step
-
-
-def answer_tokens(rollout: Rollout) -> tuple[int, ...]:
-    """Return the answer's tokens without the end-of-turn token."""
-    return rollout.token_ids[:-1] if rollout.stop_reason == StopReason.EOS else rollout.token_ids
 
 
 def scored_batch(

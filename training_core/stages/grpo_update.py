@@ -18,6 +18,7 @@ from training_core.config.algorithms import GrpoConfig, KlInLoss, KlInReward
 from training_core.engines.single import SingleProcessEngine, StepReport
 from training_core.loop import StepAbandonedError
 from training_core.metrics import MetricSums
+from training_core.models.layers import has_only_full_attention
 from training_core.ops.aggregation import weighted_sum
 from training_core.ops.masking import masked_fill_zero
 from training_core.registries import AGGREGATIONS, KL_LOSSES, POLICY_LOSSES
@@ -25,7 +26,7 @@ from training_core.rollout.batch import MicroBatch, TrajectoryBatch, split_micro
 from training_core.sentinels import check_finite_loss
 from training_core.stages.grpo_metrics import TokenValues, add_comparisons, add_policy_metrics, check_comparisons
 from training_core.stages.grpo_signal import ScoredBatch, Signal, build_signal, can_have_gradient, minibatch_rows
-from training_core.stages.policy_forward import Precision, answer_logprobs, check_output_head
+from training_core.stages.policy_forward import Precision, answer_logprobs, check_forward_pass
 from training_core.stages.shared_prompt import split_by_prompt
 
 
@@ -65,11 +66,9 @@ class GrpoUpdater:
         self.should_stop = should_stop
         self.device = next(policy.parameters()).device
         self.precision = Precision(config.autocast, self.device)
+        # Other layers would count the padding between a prompt and its answers as tokens.
+        self.shares_prompts = config.share_prompt and has_only_full_attention(policy)
         self._head_checked = False
-
-    @property
-    def updates_per_step(self) -> int:
-        return self.config.num_epochs * self.config.num_minibatches
 
     def update(self, step: int, scored: ScoredBatch) -> dict[str, float]:
         """Update the policy from the answers of step `step` (from 1); return metrics.
@@ -114,7 +113,7 @@ class GrpoUpdater:
         They are when several updates use one rollout, or when the KL is part of the reward. Else the ratio is 1 and
         training's own forward pass gives them: two forward passes less.
         """
-        if self.updates_per_step == 1 and not isinstance(self.config.kl, KlInReward):
+        if self.config.updates_per_step == 1 and not isinstance(self.config.kl, KlInReward):
             return None, None
         old = torch.zeros(batch.mask.shape, dtype=torch.float32)
         reference = torch.zeros_like(old) if self.reference is not None else None
@@ -132,7 +131,7 @@ class GrpoUpdater:
         return answer_logprobs(model, micro, self.temperature, self.precision, with_entropy=with_entropy)
 
     def split(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[MicroBatch]:
-        split = split_by_prompt if self.config.share_prompt else split_micro_batches
+        split = split_by_prompt if self.shares_prompts else split_micro_batches
         return split(batch, rows, self.config.micro_batch_size, self.pad_token_id, self.device)
 
     def optimizer_update(
@@ -157,7 +156,7 @@ class GrpoUpdater:
         sums.add("policy/loss", total, 1)
         if not signal.is_compared:
             check_comparisons(sums, step, self.config.max_sampler_trainer_kl_nats)
-        return self.optimizer.step((step - 1) * self.updates_per_step + number + 1)
+        return self.optimizer.step((step - 1) * self.config.updates_per_step + number + 1)
 
     def has_signal(self, signal: Signal, row: int) -> bool:
         """Return whether an answer goes through the model at all."""
@@ -199,9 +198,12 @@ class GrpoUpdater:
         return self.forward(self.reference, micro)[0]
 
     def check_head_once(self, batch: TrajectoryBatch) -> None:
-        """Check the forward pass on two answers, before anything is computed with it."""
+        """Check the forward pass on answers to the shortest and the longest prompt, before anything comes of it."""
         if not self._head_checked:
-            check_output_head(self.policy, self.split(batch, range(min(2, len(batch))))[0])
+            by_prompt = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
+            rows = sorted({by_prompt[0], by_prompt[-1]})
+            split = split_by_prompt if self.shares_prompts else split_micro_batches
+            check_forward_pass(self.policy, split(batch, rows, len(rows), self.pad_token_id, self.device)[0])
             self._head_checked = True
 
     def give_up_if_stopped(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from training_core.engines.single import autocast_context
 from training_core.errors import ConfigurationError
 from training_core.ops.logprobs import token_logprobs
 from training_core.rollout.batch import MicroBatch
@@ -27,9 +30,7 @@ class Precision:
     device: torch.device
 
     def context(self) -> AbstractContextManager[None]:
-        if self.autocast == "none":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return autocast_context(self.autocast, self.device)
 
     @property
     def matmul_dtype(self) -> torch.dtype:
@@ -67,36 +68,52 @@ def head_weight(model: PreTrainedModel) -> Tensor:
 
 
 @torch.no_grad()
-def check_output_head(model: PreTrainedModel, micro: MicroBatch) -> None:
-    """Check on one micro-batch, in float32, that the model's logits are its last hidden states times its head.
+def check_forward_pass(model: PreTrainedModel, micro: MicroBatch) -> None:
+    """Check on one micro-batch, in float32, that training's log-probs are those of the model's own logits.
 
     Raises:
-        ConfigurationError: they are not (a soft cap or a scale on the logits, or a bias): this trainer would optimise
-            other probabilities than the model has.
+        ConfigurationError: they are not: this trainer would optimise other probabilities than the model has.
     """
-    plain_precision = Precision("none", micro.input_ids.device)
-    ours, _ = answer_logprobs(model, micro, 1.0, plain_precision, with_entropy=False)
-    logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
-    plain = torch.log_softmax(logits.float(), dim=-1).gather(1, micro.targets[:, None])[:, 0]
-    difference = float((ours - micro.scatter(plain)).abs().max())
-    if difference > MAX_HEAD_DIFFERENCE_NATS:
+    if difference := difference_from_logits(model, micro.plain()):
         raise ConfigurationError(
-            f"{type(model).__name__} computes its logits otherwise than hidden states times head (log-probs differ by "
-            f"{difference:.3f} nats). Try `share_prompt: false`, or use a model without soft cap, scale or bias there"
+            f"{difference}, so it cannot be trained. Use a model without soft cap, scale or bias there"
+        )
+    if isinstance(micro, SharedPromptBatch) and difference_from_logits(model, micro):
+        raise ConfigurationError(
+            f"{type(model).__name__} gives answers other probabilities when they share their prompt's forward pass. "
+            "Set algorithm.share_prompt: false"
         )
 
 
-def narrow_linear_weights(model: PreTrainedModel, precision: Precision) -> PreTrainedModel:
-    """Store linear weights of a frozen model in the dtype in which autocast multiplies them; return the model.
+@torch.no_grad()
+def difference_from_logits(model: PreTrainedModel, micro: MicroBatch) -> str | None:
+    """Return in what a model's logits are not its last hidden states times its head, in float32; None if they are."""
+    name = type(model).__name__
+    if model.base_model is model or model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+        return f"{name} has no decoder and output head apart from each other"
+    ours, _ = answer_logprobs(model, micro, 1.0, Precision("none", micro.input_ids.device), with_entropy=False)
+    logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
+    plain = torch.log_softmax(logits.float(), dim=-1).gather(1, micro.targets[:, None])[:, 0]
+    difference = float((ours - micro.scatter(plain)).abs().max())
+    if difference <= MAX_HEAD_DIFFERENCE_NATS:
+        return None
+    return f"{name} computes its logits otherwise than hidden states times head (off by {difference:.3f} nats)"
 
-    The results are the same to the last bit as with float32 weights under the same autocast, in half the memory.
-    Embeddings (and a head tied to them) and norms stay float32: autocast does not touch those.
+
+def frozen_copy(model: PreTrainedModel, precision: Precision) -> PreTrainedModel:
+    """Return a copy without gradients, its linear weights in the dtype in which autocast multiplies them.
+
+    The results are the same to the last bit as with float32 weights under the same autocast, in half the memory, and
+    the other half is not asked for on the way either. Embeddings (and a head tied to them) and norms stay float32:
+    autocast does not touch those.
     """
-    model.requires_grad_(False)
-    if precision.matmul_dtype == torch.float32:
-        return model
     kept = {id(model.get_input_embeddings().weight), id(head_weight(model))}
+    # What deepcopy finds here it takes as the copy that it would make.
+    copies: dict[int, Any] = {}
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear) and id(module.weight) not in kept:
-            module.to(precision.matmul_dtype)
-    return model
+        if isinstance(module, torch.nn.Linear):
+            for parameter in module.parameters(recurse=False):
+                if id(module.weight) not in kept:
+                    narrowed = parameter.detach().to(precision.matmul_dtype, copy=True)
+                    copies[id(parameter)] = torch.nn.Parameter(narrowed, requires_grad=False)
+    return copy.deepcopy(model, copies).requires_grad_(False)

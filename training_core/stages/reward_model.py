@@ -7,6 +7,7 @@ their number, however they are cut into micro-batches.
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,26 @@ from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
 
 from training_core.config.reward_model import RewardModelConfig
 from training_core.data.batching import micro_batches, pad_sequences
 from training_core.data.preferences import read_pairs
 from training_core.determinism import make_deterministic
 from training_core.engines.single import ParameterGroup, SingleProcessEngine, StepReport, group_of
-from training_core.errors import DataError
+from training_core.errors import ArtifactError, DataError
 from training_core.loop import LoopSettings, StepAbandonedError, StepRecord, run_loop
+from training_core.memory import release_free_memory
 from training_core.metrics import MetricSums
 from training_core.models.chat import encode_pair
-from training_core.models.heads import RewardModel, new_reward_model, save_reward_model
-from training_core.models.loading import load_tokenizer, training_device
+from training_core.models.heads import (
+    RewardModel,
+    load_reward_model,
+    new_reward_model,
+    save_reward_model,
+    save_score_scale,
+)
+from training_core.models.loading import DTYPES, load_tokenizer, pad_token_id, training_device
 from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
@@ -49,7 +58,7 @@ class EncodedPair:
 
 
 def run(context: StageContext) -> StageOutcome:
-    """Train, validate and save a reward model.
+    """Train and save a reward model, and measure what was saved: that is what answers will be scored with.
 
     Raises:
         DataError: pairs that cannot be trained on.
@@ -59,6 +68,24 @@ def run(context: StageContext) -> StageOutcome:
     """
     make_deterministic()
     config = RewardModelConfig.model_validate(context.spec.config)
+    output = context.new_output("reward_model")
+    report = train_and_save(context, config, output)
+    # The float32 weights and their optimizer state are gone before the saved ones are loaded.
+    gc.collect()
+    release_free_memory()
+    context.progress(report["num_steps"], report["num_steps"], "validate")
+    rows = read_pairs(context.input_path("validation_pairs"))
+    report = {**measure_saved(output, rows, config.max_tokens_per_batch), **report}
+    summary = {"weights_sha256": weights_digest(output), **report}
+    context.progress(report["num_steps"], report["num_steps"], "done", accuracy=report["accuracy"])
+    return StageOutcome(outputs={"reward_model": "outputs/reward_model"}, summary=summary)
+
+
+def train_and_save(context: StageContext, config: RewardModelConfig, output: Path) -> dict[str, Any]:
+    """Train, write the model into `output` in `config.dtype`, and return what the training has to report.
+
+    Nothing keeps the model once this returns.
+    """
     model_directory = context.input_path("model")
     tokenizer = load_tokenizer(model_directory)
     model = new_reward_model(model_directory, context.spec.seed).to(training_device())
@@ -67,31 +94,36 @@ def run(context: StageContext) -> StageOutcome:
     validation_rows = read_pairs(context.input_path("validation_pairs"))
     check_disjoint(train_rows, validation_rows)
     train, validation = (encode_pairs(rows, tokenizer, limit) for rows in (train_rows, validation_rows))
-    trainer = RewardTrainer(context, config, model, train, validation, padding_id(tokenizer))
+    trainer = RewardTrainer(context, config, model, train, validation, pad_token_id(tokenizer))
     accuracy_before = trainer.train()
-    scores = trainer.validate(trainer.num_steps)
-    model.score_mean, model.score_std = scores.mean_and_std()
-    self_test = check_batch_invariance(model, [pair.chosen for pair in validation], trainer.pad_token_id)
     report = {
-        **scores.summary(),
         "accuracy_before": accuracy_before,
+        "dtype": config.dtype,
         "num_train_pairs": len(train),
         "num_validation_pairs": len(validation),
         "num_steps": trainer.num_steps,
-        "batch_invariance": self_test,
         "base_weights_sha256": weights_digest(model_directory),
     }
-    output = context.new_output("reward_model")
-    save_reward_model(model, model_directory, output, report)
-    context.progress(trainer.num_steps, trainer.num_steps, "done", accuracy=scores.accuracy)
-    return StageOutcome(
-        outputs={"reward_model": "outputs/reward_model"}, summary={"weights_sha256": weights_digest(output), **report}
-    )
+    save_reward_model(model, model_directory, output, report, DTYPES[config.dtype])
+    return report
 
 
-def padding_id(tokenizer: Any) -> int:
-    """Return the pad id; any id does where there is none, since masks follow lengths."""
-    return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else 0
+def measure_saved(directory: Path, rows: list[PreferencePair], max_tokens_per_batch: int) -> dict[str, Any]:
+    """Load a saved reward model, measure it on the validation pairs, and write scale and report beside its weights.
+
+    Raises:
+        EvaluationError: as `run`.
+    """
+    model = load_reward_model(directory).to(training_device())
+    tokenizer = load_tokenizer(directory)
+    pairs = encode_pairs(rows, tokenizer, int(model.backbone.config.max_position_embeddings))
+    chosen, rejected, pad = [p.chosen for p in pairs], [p.rejected for p in pairs], pad_token_id(tokenizer)
+    scores = score_pairs(model, chosen, rejected, pad, max_tokens_per_batch)
+    model.score_mean, model.score_std = scores.mean_and_std()
+    self_test = check_batch_invariance(model, chosen, pad, max(1.0, model.score_std))
+    report = {**scores.summary(), "batch_invariance": self_test}
+    save_score_scale(model, directory, report)
+    return report
 
 
 def check_disjoint(train: list[PreferencePair], validation: list[PreferencePair]) -> None:
@@ -108,7 +140,7 @@ def check_disjoint(train: list[PreferencePair], validation: list[PreferencePair]
         )
 
 
-def encode_pairs(pairs: list[PreferencePair], tokenizer: Any, limit: int) -> list[EncodedPair]:
+def encode_pairs(pairs: list[PreferencePair], tokenizer: PreTrainedTokenizerBase, limit: int) -> list[EncodedPair]:
     """Return the pairs as token ids.
 
     Args:
@@ -142,7 +174,7 @@ class RewardTrainer:
     """The training loop with its state; `train` may be stopped anywhere and called again in another process."""
 
     accuracy_before: float
-    """On the validation pairs before training."""
+    """On the validation pairs before training, of the float32 weights that it starts from."""
 
     def __init__(
         self,
@@ -173,16 +205,30 @@ class RewardTrainer:
 
     def train(self) -> float:
         """Train to the last step, from the newest checkpoint if there is one; return the accuracy before training."""
-        if not self.context.directory.has_started():
-            self.accuracy_before = self.validate(0).accuracy
         config = self.config
+        if self.context.checkpoints().is_empty():
+            chosen = [pair.chosen for pair in self.validation]
+            check_batch_invariance(self.model, chosen, self.pad_token_id)
+            self.accuracy_before = self.validate().accuracy
         run_loop(
-            self.context, self, LoopSettings(self.num_steps, config.checkpoint_every_steps, config.keep_last, "train")
+            self.context,
+            self,
+            LoopSettings(self.num_steps, config.checkpoint_every_steps, config.keep_last_checkpoints, "train"),
         )
         return self.accuracy_before
 
     def load(self, directory: Path) -> int:
-        self.accuracy_before = float(read_json(directory / STATE_FILE)["accuracy_before"])
+        """Restore a checkpoint; return the steps done.
+
+        Raises:
+            ArtifactError: a part is missing, damaged or of another model.
+        """
+        try:
+            self.accuracy_before = float(read_json(directory / STATE_FILE)["accuracy_before"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"{directory} holds no readable {STATE_FILE}: {error!r}. Delete it to go on from the checkpoint before"
+            ) from error
         return self.engine.load(directory)
 
     def save(self, directory: Path, step: int) -> None:
@@ -224,9 +270,9 @@ class RewardTrainer:
         torch.autograd.backward([losses.sum() / num_pairs_in_step])
         add_sums(sums, losses, chosen, rejected, sum(map(len, sequences)))
 
-    def validate(self, step: int) -> PairScores:
-        """Score the validation pairs in float32, after `step` steps."""
-        self.context.progress(step, self.num_steps, "validate")
+    def validate(self) -> PairScores:
+        """Score the validation pairs with the float32 weights as they are."""
+        self.context.progress(0, self.num_steps, "validate")
         chosen, rejected = ([getattr(p, which) for p in self.validation] for which in ("chosen", "rejected"))
         return score_pairs(self.model, chosen, rejected, self.pad_token_id, self.config.max_tokens_per_batch)
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import torch
 
 from training_core.errors import EvaluationError
 from training_core.models.heads import RewardModel, score_token_ids
 
 NUM_SELF_TEST_SEQUENCES = 16
-MAX_SCORE_DIFFERENCE = 1e-3
-"""Largest accepted difference, in standard deviations of the scores where these exceed 1, of one float32 score between
-batches."""
+MAX_SCORE_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Largest accepted difference of one score between batches by dtype of the backbone, in the unit that the test names.
+Measured with 135 M parameters on 16 answers at a time: bfloat16 rounds by up to 0.07 of a standard deviation, and a
+mask that is not respected moves some answer by 0.9 or more."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,20 @@ def score_pairs(
     return PairScores(scores[: len(chosen)], scores[len(chosen) :])
 
 
-def check_batch_invariance(model: RewardModel, sequences: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, Any]:
+def check_batch_invariance(
+    model: RewardModel, sequences: Sequence[Sequence[int]], pad_token_id: int, unit: float | None = None
+) -> dict[str, Any]:
     """Score a few sequences alone, together, and together with the padding on the left; return the differences.
 
     Args:
-        model: with its final weights, `score_std` set.
+        model: trained or not. Before training this finds an architecture that cannot do it, at once.
         sequences: the first few are used; lengths that differ make the test mean something.
         pad_token_id: any id.
+        unit: what differences are measured in. Default: the root mean square of the scores, for a model whose scores
+            have no known scale yet.
 
     Raises:
-        EvaluationError: a score differs by more than `MAX_SCORE_DIFFERENCE` (in units of max(1, score_std)).
+        EvaluationError: a score differs by more than `MAX_SCORE_DIFFERENCE` of the model's dtype, in `unit`.
     """
     chosen = [list(s) for s in sequences[:NUM_SELF_TEST_SEQUENCES]]
     together = sum(map(len, chosen)) * len(chosen)
@@ -100,7 +106,8 @@ def check_batch_invariance(model: RewardModel, sequences: Sequence[Sequence[int]
     for side in ("right", "left"):
         batch = score_token_ids(model, chosen, pad_token_id, together, side=side)
         differences[side] = max(abs(a - b) for a, b in zip(alone, batch, strict=True))
-    bound = MAX_SCORE_DIFFERENCE * max(1.0, model.score_std)
+    unit = unit or math.sqrt(math.fsum(score * score for score in alone) / len(alone))
+    bound = MAX_SCORE_DIFFERENCE[model.dtype] * unit
     if max(differences.values()) > bound:
         raise EvaluationError(
             f"scores depend on the batch: alone and padded differ by {differences}, at most {bound:.2g} is rounding. "
@@ -108,6 +115,7 @@ def check_batch_invariance(model: RewardModel, sequences: Sequence[Sequence[int]
         )
     return {
         "num_sequences": len(chosen),
+        "max_difference_allowed": bound,
         "max_difference_padded_right": differences["right"],
         "max_difference_padded_left": differences["left"],
     }

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from training_core.config.intake import IntakeConfig
 from training_core.errors import ArtifactError
 from training_core.models.chat import encode_conversation, tokenize_text
-from training_core.models.chat_setup import PROBE_ANSWER, PROBE_PROMPT, ChatSetup, set_up_chat
+from training_core.models.chat_setup import PROBE_ANSWER, PROBE_PROMPT, ChatSetup, eos_ids, set_up_chat
 from training_core.models.gguf import load_gguf
 from training_core.models.gguf_file import is_gguf
 from training_core.models.hub import fetch_from_hub
@@ -41,9 +41,12 @@ from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
 from training_core.records import StageOutcome
+from training_core.rollout.batch import MicroBatch, TrajectoryBatch, build_micro_batch
+from training_core.stages.policy_forward import difference_from_logits
 
 PROBE_TEXTS = ("Hello  world, 123!", "Ça va? \n\n it's 12°", "<b>tags</b>\tand a tab", "日本語 🙂")
 NUM_STEPS = 4
+SIZES = ("vocab_size", "max_position_embeddings")
 
 
 @dataclass
@@ -127,7 +130,7 @@ def check_architecture(folder: Path) -> None:
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ArtifactError(
             f"{folder / 'config.json'}: model_type {model_type!r} is no causal language model that transformers knows. "
-            "Name a checkpoint of a decoder model whose type it has, such as llama, qwen2 or gemma2"
+            "Name a checkpoint of a decoder model whose type it has, such as llama, mistral or qwen2"
         )
     expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     if architectures and expected not in architectures:
@@ -136,12 +139,24 @@ def check_architecture(folder: Path) -> None:
             f"is {expected}. A reward model or an encoder cannot be the SFT checkpoint: name "
             "the model that was fine-tuned to answer"
         )
+    check_sizes(folder, model_type)
 
 
-def eos_ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [int(i) for i in value] if isinstance(value, list) else [int(value)]
+def check_sizes(folder: Path, model_type: str) -> None:
+    """Refuse a config whose vocabulary and context belong to a part of the model, such as one of text and images.
+
+    Raises:
+        ArtifactError: says what the config lacks.
+    """
+    try:
+        config: Any = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    if missing := [name for name in SIZES if not isinstance(getattr(config, name, None), int)]:
+        raise ArtifactError(
+            f"{folder / 'config.json'}: a model of type {model_type} has no {' and no '.join(missing)} of its own. "
+            "Name a checkpoint that is a language model alone, not one that wraps it with other parts"
+        )
 
 
 def checked_chat(source: Source, template: str | None) -> ChatSetup:
@@ -205,7 +220,7 @@ def check_stored(path: Path, probes: list[list[int]]) -> int:
     """Load what was stored, compare its tokenizer with the source's, run one forward pass; return the parameters.
 
     Raises:
-        ArtifactError: token ids differ, or logits are not finite.
+        ArtifactError: token ids differ, or logits are not finite or not the hidden states times the head.
     """
     check_folder(path)
     tokenizer, model = load_tokenizer(path), load_causal_lm(path, dtype=torch.float32)
@@ -214,23 +229,36 @@ def check_stored(path: Path, probes: list[list[int]]) -> int:
             raise ArtifactError(
                 f"the stored tokenizer reads {text!r} differently from the source's: it cannot be stored"
             )
-    ids, _ = encode_conversation(tokenizer, PROBE_PROMPT, PROBE_ANSWER)
+    ids, num_prompt_tokens = encode_conversation(tokenizer, PROBE_PROMPT, PROBE_ANSWER)
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits
     if not bool(torch.isfinite(logits).all()):
         raise ArtifactError("one forward pass gives NaN or infinite logits: the weights or the config are damaged")
+    # Policy training and evaluation apply the head themselves; the checkpoint is refused here, before anything trains.
+    if difference := difference_from_logits(model, as_micro_batch(ids, num_prompt_tokens)):
+        raise ArtifactError(
+            f"{difference}, which policy training does not do. Name a checkpoint without a soft cap, scale or bias on "
+            "its logits, such as llama, mistral or qwen2"
+        )
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def as_micro_batch(ids: list[int], num_prompt_tokens: int) -> MicroBatch:
+    """Return a conversation as one answer to one prompt."""
+    answer = tuple(ids[num_prompt_tokens:])
+    mask = torch.ones(1, len(answer), dtype=torch.bool)
+    batch = TrajectoryBatch([tuple(ids[:num_prompt_tokens])], [answer], mask, torch.zeros(mask.shape))
+    return build_micro_batch(batch, [0], pad_token_id=0, device=torch.device("cpu"))
+
+
 def describe_model(path: Path, setup: ChatSetup, dtype: str, num_parameters: int) -> dict[str, Any]:
-    config = read_json(path / "config.json")
+    config: Any = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     return {
         "weights_sha256": weights_digest(path),
         "num_parameters": num_parameters,
-        "architecture": config["architectures"][0],
+        "architecture": config.architectures[0],
         "dtype": dtype,
-        "vocab_size": config["vocab_size"],
-        "max_position_embeddings": config["max_position_embeddings"],
+        **{name: getattr(config, name) for name in SIZES},
         "eos_token_ids": setup.eos_token_ids,
         "pad_token_id": setup.pad_token_id,
     }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from training_core.data.batching import pad_sequences
 from training_core.ops.masking import lengths_to_mask
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch, build_micro_batch
 
@@ -57,16 +58,11 @@ def _build(batch: TrajectoryBatch, rows: Sequence[int], pad_token_id: int, devic
     plain = build_micro_batch(batch, rows, pad_token_id, device)
     return SharedPromptBatch(
         **vars(plain),
-        prompt_ids=_padded(prompts, pad_token_id).to(device),
+        prompt_ids=pad_sequences(prompts, pad_token_id)[0].to(device),
         prompt_lengths=torch.tensor([len(prompt) for prompt in prompts], device=device),
         prompt_of_row=torch.tensor([prompts.index(batch.prompts[row]) for row in rows], device=device),
-        answer_ids=_padded([batch.answers[row] for row in rows], pad_token_id).to(device),
+        answer_ids=pad_sequences([batch.answers[row] for row in rows], pad_token_id)[0].to(device),
     )
-
-
-def _padded(sequences: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
-    width = max(map(len, sequences))
-    return torch.tensor([[*sequence, *[pad_token_id] * (width - len(sequence))] for sequence in sequences])
 
 
 def shared_prompt_hidden(model: PreTrainedModel, micro: SharedPromptBatch) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 from scripted_stages.table import STAGES
 
+import tasks.champion
 import tasks.pipeline
 import tasks.planning
-import tasks.registration
 import tasks.tracking
 
 
@@ -48,6 +48,6 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (tasks.planning, "BY_NAME", by_name),
         (tasks.pipeline, "BY_NAME", by_name),
         (tasks.tracking, "PipelineTracker", SilentTracker),
-        (tasks.registration, "current_champion", lambda *_args, **_named: None),
-        (tasks.registration, "verify_registration", lambda *_args, **_named: True),
+        (tasks.champion, "current_champion", lambda *_args, **_named: None),
+        (tasks.champion, "verify_registration", lambda *_args, **_named: True),
     ]
