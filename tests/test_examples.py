@@ -26,7 +26,7 @@ def test_hacked_is_the_demo_without_kl_term_and_penalty() -> None:
     demo, hacked = dump("demo.yaml"), dump("hacked.yaml")
     assert demo["algorithm"]["kl"]["placement"] == "loss"
     assert hacked["algorithm"]["kl"]["placement"] == "none"
-    assert [reward["kind"] for reward in demo["rewards"]] == ["reward_model", "truncation"]
+    assert [reward["kind"] for reward in demo["rewards"]] == ["reward_model", "soft_overlong"]
     assert [reward["kind"] for reward in hacked["rewards"]] == ["reward_model"]
     hacked["algorithm"]["kl"], hacked["rewards"] = demo["algorithm"]["kl"], demo["rewards"]
     assert {**hacked, "name": "demo"} == demo
