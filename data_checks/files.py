@@ -77,7 +77,8 @@ def _check_ends(path: Path, label: str) -> None:
     kind = "Parquet" if head.startswith(PARQUET_MAGIC) else "gzip" if head.startswith(GZIP_MAGIC) else "plain text"
     wanted = {".parquet": "Parquet", ".gz": "gzip"}.get(path.suffix, "plain text")
     if kind != wanted:
-        what = "neither gzip nor Parquet" if kind == "plain text" else kind
-        raise DataError(f"{label} holds {what}, which its name does not say. Rename or convert it. {ALLOWED}")
+        claim = f"is not a {wanted} file although its name says so" if kind == "plain text" else None
+        problem = claim or f"holds {kind}, which its name does not say"
+        raise DataError(f"{label} {problem}. Rename or convert it. {ALLOWED}")
     if kind == "Parquet" and (tail != PARQUET_MAGIC or size < 3 * len(PARQUET_MAGIC)):
         raise DataError(f"{label} is a damaged Parquet file: it is cut short after {size} bytes. Write it again")

@@ -10,6 +10,7 @@ import typer
 
 from flows.commands.errors import exit_code_of
 from flows.commands.output import Answer
+from flows.commands.streams import guard_streams
 
 app = typer.Typer(
     name="tidegate",
@@ -86,7 +87,9 @@ def report(
     root: Root = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Its folder must exist. Default: report.html by run.json."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Its name ends in .html or .htm. Default: report.html by run.json."
+        ),
     ] = None,
 ) -> None:
     """Write a run's report: one HTML file that needs no network."""
@@ -131,6 +134,7 @@ def doctor(root: Root = None, as_json: AsJson = False) -> Answer:
 
 def main() -> None:
     """Entry point of the `tidegate` script."""
+    guard_streams()
     sys.exit(exit_code_of(app, sys.argv[1:]))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.config import PipelineConfig
 from tasks.mlflow_store import locate_store
-from tasks.roots import ROOT_VARIABLE, resolve_root, root_from_environment, usable_root
+from tasks.roots import ROOT_VARIABLE, check_expressible, resolve_root, root_from_environment, usable_root
 from training_core.config.loader import json_schema, load_layer, validate_layer
 from training_core.errors import ConfigurationError
 
@@ -25,6 +25,9 @@ def load_pipeline(
     Raises:
         ConfigurationError: with file, line and path of every problem.
     """
+    # Before anything quotes them; the words of a config file are UTF-8 text.
+    for text in (*settings, *([] if root is None else [root])):
+        check_expressible(text)
     try:
         layer = load_layer(files, settings)
     except RecursionError:
@@ -39,8 +42,9 @@ def load_pipeline(
     config = validate_layer(PipelineConfig, layer)
     where = usable_root(config.root)
     locate_store(config.tracking, where)
-    # `~` means the same here as for the commands that only read.
-    return config.model_copy(update={"root": str(where)}) if config.root.startswith("~") else config
+    # `~` means the same here as for the commands that only read; `..` would be in every path that is shown.
+    is_plain = not config.root.startswith("~") and ".." not in Path(config.root).parts
+    return config if is_plain else config.model_copy(update={"root": str(where)})
 
 
 def pipeline_schema() -> dict[str, object]:

@@ -25,7 +25,7 @@ from training_core.protocol.digests import path_digest
 from training_core.records import Artifact
 
 FieldPath = tuple[str | int, ...]
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 
 
@@ -136,9 +136,9 @@ def _missing(file: ExternalFile, path: Path) -> str:
     is_source = file.input_name == "source"
     suffixes = (".gguf",) if is_source else SUFFIXES if file.stage == "check_data" else TEMPLATE_SUFFIXES
     text = f"{file.label} {describe_missing(path, suffixes, folders=is_source)}"
-    if text.endswith("does not exist.") and not Path(file.path).expanduser().is_absolute():
-        text += f" Looked for {path}: paths are relative to the folder where the command runs"
-    if is_source and HUB_NAME.fullmatch(file.path):
+    if "does not exist" in text and "Did you mean" not in text and not Path(file.path).expanduser().is_absolute():
+        text = f"{text.rstrip('.')}. Looked for {path}: paths are relative to the folder where the command runs"
+    if is_source and HUB_NAME.fullmatch(file.path) and not file.path.endswith(".gguf"):
         text += (
             f". If it is a repository of the Hugging Face hub, write {HUB_PREFIX}{file.path} and checkpoint.revision"
         )

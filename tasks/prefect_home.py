@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from tasks.loopback import bypass_proxies
 from tasks.servers import Server, answers, free_port, running_server
 from training_core.errors import ServerUnreachableError
 
@@ -27,6 +28,7 @@ def use_home(root: Path) -> None:
     What the user's environment sets is left alone. With PREFECT_API_URL the user's own profile counts: it may hold
     that server's credentials.
     """
+    bypass_proxies()
     settings = {
         "PREFECT_HOME": str(root.absolute() / "prefect"),
         # Ours is the only server: Prefect's own temporary one would be started in silence and outlive a kill.

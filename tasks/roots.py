@@ -15,6 +15,8 @@ HOW_TO_NAME = "Name a folder, or a place where one can be made (--root, TIDEGATE
 MIN_FREE_BYTES = 32 * 1024**2
 """What a run needs before its first stage: the databases of Prefect and MLflow and the records take 6 to 10 MiB."""
 
+MAX_SHOWN_CHARACTERS = 120
+
 _known: list[Path] = []
 """The root that this command has settled on: the traceback of a bug belongs there."""
 
@@ -23,17 +25,20 @@ def usable_root(text: str | Path) -> Path:
     """Return a root as an absolute path, `~` expanded, and remember it for `known_root`.
 
     Raises:
-        ConfigurationError: it is empty, no path, holds a `?`, or something that is no folder lies there, or on the way.
+        ConfigurationError: it is empty, no path, holds a `?` or what the locale cannot express, or something that is no
+            folder lies there, or on the way.
     """
     if not str(text).strip():
         raise ConfigurationError(f"root is empty. {HOW_TO_NAME}")
+    check_expressible(text)
     if "?" in str(Path(text).absolute()):
         # The databases of MLflow and Prefect are named by URIs, where it ends the path.
         raise ConfigurationError(
             f"root {text} has a '?' in its absolute path: databases below it would be made elsewhere. {HOW_TO_NAME}"
         )
     try:
-        path = Path(text).expanduser().absolute()
+        path = normal(Path(text).expanduser().absolute())
+        check_expressible(path)
         for part in (path, *path.parents):
             # Not `exists`, which is silent about a name that is too long.
             if os.path.lexists(part) and not os.path.isdir(part):
@@ -48,6 +53,37 @@ def usable_root(text: str | Path) -> Path:
         raise ConfigurationError(f"root {text} cannot be used: {error}. {HOW_TO_NAME}") from None
     _known[:] = [path]
     return path
+
+
+def normal(path: Path) -> Path:
+    """Return an absolute path without `..`; as it is where a link on the way gives the `..` another meaning."""
+    shorter = Path(os.path.normpath(path))
+    return shorter if os.path.realpath(shorter) == os.path.realpath(path) else path
+
+
+def check_expressible(text: str | Path) -> None:
+    """Refuse what is no text, or has no name for the system in the present locale.
+
+    Raises:
+        ConfigurationError: it holds a letter that the locale cannot express.
+    """
+    try:
+        os.fsencode(text)
+        str(text).encode()
+    except UnicodeEncodeError as error:
+        raise inexpressible(error.object) from None
+
+
+def inexpressible(text: str) -> ConfigurationError:
+    """Return the error for a text with letters that the locale cannot express."""
+    shown = ascii(text[:MAX_SHOWN_CHARACTERS])
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":  # The bytes of another encoding, from an old file system or a script.
+        return ConfigurationError(f"{shown} is not UTF-8 text. Rename the file or folder, or write the name in UTF-8")
+    return ConfigurationError(
+        f"{shown} cannot be expressed in the locale, whose encoding is {encoding}. Set LC_ALL=C.UTF-8 (and unset "
+        "PYTHONUTF8) and run the same command again"
+    )
 
 
 def resolve_root(root: str | Path | None) -> Path:
@@ -80,7 +116,10 @@ def nearest_folder(path: Path) -> Path:
 
 
 def free_bytes(path: Path) -> int:
-    """Return what is free where `path` is or would be made; 0 when no further file can be made there."""
+    """Return what is free where `path` is or would be made; 0 when no further file can be made there.
+
+    `sys.maxsize` stands for no limit.
+    """
     status = os.statvfs(nearest_folder(path))
     if status.f_blocks == 0:  # A file system without a size, such as /proc, is never full.
         return sys.maxsize

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.runs import DamagedRun, RunRecord, RunState, run_directory
+from tasks.runs import DamagedRun, RunRecord, RunStage, RunState, StageState, run_directory
 from training_core.protocol.lock import is_locked
 
 DAMAGED = "Damaged"
@@ -15,13 +15,14 @@ DAMAGED = "Damaged"
 
 def run_view(record: RunRecord, root: Path) -> dict[str, Any]:
     """Return `{run_id, state, stages: [...], gate, model}` of a run."""
+    state = live_state(record, root)
     return {
         "run_id": record.run_id,
-        "state": live_state(record, root).value,
+        "state": state.value,
         "stages": [
             {
                 "name": name,
-                "state": entry.state.value,
+                "state": _stage_state(entry, state).value,
                 "spec_hash": entry.spec_hash,
                 "seconds": entry.seconds,
                 "directory": None if entry.directory is None else str(root / entry.directory),
@@ -63,6 +64,13 @@ def live_state(record: RunRecord, root: Path) -> RunState:
     if record.state is RunState.RUNNING and not is_locked(run_directory(root, record.run_id)):
         return RunState.INTERRUPTED
     return record.state
+
+
+def _stage_state(entry: RunStage, run_state: RunState) -> StageState:
+    """Return a stage's state; one that ran when its run was killed runs no more."""
+    if run_state is RunState.INTERRUPTED and entry.state is StageState.RUNNING:
+        return StageState.INTERRUPTED
+    return entry.state
 
 
 def _model_view(registration: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -168,7 +168,7 @@ def _disk(root: Path) -> list[Finding]:
         code = EXIT_TEMPORARY if problem.errno in DISK_FULL_ERRNOS else EXIT_CONFIGURATION
         advice = "free some space" if code == EXIT_TEMPORARY else "change its permissions, or name another with --root"
         found = Finding("root", False, f"{text}; {existing} cannot be written ({problem.strerror}): {advice}", code)
-    text = f"{size(free)} free at {existing}"
+    text = f"{'no limit' if free == sys.maxsize else f'{size(free)} free'} at {existing}"
     if free < WANTED_FREE_BYTES:
         text += (
             f"; a run starts with {size(MIN_FREE_BYTES)}, but one of a 135 M-parameter model writes about "

@@ -16,8 +16,11 @@ from typing import Any
 import typer
 
 from flows.commands.output import Answer, print_json, protected_stdout, wants_json
-from tasks.roots import forget_root, known_root
+from flows.commands.streams import lost_output
+from tasks.loopback import bypass_proxies
+from tasks.roots import forget_root, inexpressible, known_root
 from training_core.errors import (
+    EXIT_GATE_NOT_PASSED,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -41,15 +44,22 @@ def exit_code_of(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; errors are printed.
 
     With `--json` standard output holds one object whatever happens: the command's own, or one that says what went
-    wrong in `error`. Everything else goes to standard error.
+    wrong in `error`. Everything else goes to standard error. Output that nobody reads changes no exit code; output that
+    a full device did not take makes 75 of 0 and 1.
     """
     forget_root()
+    bypass_proxies()
     as_json = wants_json(arguments)
     with protected_stdout(as_json) as stdout:
         answer = _answer_of(app, arguments)
         if as_json and answer.value is not None:
             print_json(answer.value, stdout)
-    return answer.exit_code
+        lost = lost_output(stdout)
+    if lost is None:
+        return answer.exit_code
+    print(f"standard output could not be written: {lost.strerror}. The answer is lost", file=sys.stderr)
+    # Another code says more than that the output is lost; 0 and 1 would be taken for an answer that was given.
+    return EXIT_TEMPORARY if answer.exit_code in (EXIT_OK, EXIT_GATE_NOT_PASSED) else answer.exit_code
 
 
 def _answer_of(app: typer.Typer, arguments: Sequence[str]) -> Answer:
@@ -61,9 +71,6 @@ def _answer_of(app: typer.Typer, arguments: Sequence[str]) -> Answer:
         message = "stopped by SIGTERM; run the same command again to continue"
         print(message, file=sys.stderr)
         return Answer(error_value("PreemptedError", message, EXIT_TEMPORARY), EXIT_TEMPORARY)
-    except BrokenPipeError:  # `tidegate list | head`: the reader has enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Answer(None)
     except Exception as error:
         return failed(error)
     if found == EXIT_INTERRUPTED:  # Typer makes that of a Ctrl-C.
@@ -97,6 +104,8 @@ def error_value(kind: str, message: str, exit_code: int) -> dict[str, Any]:
 def known_error(error: BaseException, folder: Path | None = None) -> TidegateError | None:
     """Return the error that a user can act on, or None for a bug. A file that may not be used is no bug."""
     known = as_tidegate_error(error, folder)
+    if known is None and isinstance(error, UnicodeEncodeError):
+        return inexpressible(error.object)
     if known is None and isinstance(error, OSError) and error.errno in NOT_ALLOWED and error.filename is not None:
         return ConfigurationError(
             f"{os.fsdecode(error.filename)}: {error.strerror}. Change its permissions, or name another place"

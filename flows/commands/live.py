@@ -13,7 +13,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.commands.output import unbroken
 from tasks.progress import Pace, Progress, RunObserver
 from tasks.showing import show_duration
 
@@ -48,8 +47,7 @@ class LineObserver(RunObserver):
         self._pace = Pace(LINE_EVERY_SECONDS)
 
     def say(self, text: str) -> None:
-        with unbroken(self.stream):
-            print(text, file=self.stream, flush=True)
+        print(text, file=self.stream, flush=True)
 
     def run_started(self, run_id: str, stages: list[str]) -> None:
         self.say(f"run {run_id}: {', '.join(stages)}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from flows.commands.streams import text_stream
 from training_core.errors import EXIT_OK
 
 
@@ -44,7 +45,7 @@ def protected_stdout(wanted: bool) -> Iterator[IO[str]]:
     saved = os.dup(descriptor)
     os.dup2(sys.stderr.fileno(), descriptor)
     try:
-        with os.fdopen(saved, "w", encoding="utf-8", closefd=False) as stdout:
+        with text_stream(saved, "utf-8") as stdout:
             yield stdout
     finally:
         sys.stdout.flush()
@@ -52,22 +53,6 @@ def protected_stdout(wanted: bool) -> Iterator[IO[str]]:
         os.close(saved)
 
 
-@contextlib.contextmanager
-def unbroken(stream: IO[str]) -> Iterator[None]:
-    """Write to `stream` and flush it; when its reader went away (`| head`), all from here on goes to nobody.
-
-    What a stream could not write stays in its buffer, and Python would fail on it once more at its end.
-    """
-    try:
-        yield
-        stream.flush()
-    except BrokenPipeError:
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nobody, stream.fileno())
-        os.close(nobody)
-
-
 def print_json(value: Any, stdout: IO[str]) -> None:
-    """Print one JSON value and flush it."""
-    with unbroken(stdout):
-        print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=stdout, flush=True)
+    """Print one JSON value and flush it. ASCII only: valid in every encoding, and for file names that have none."""
+    print(json.dumps(value, indent=2, default=str), file=stdout, flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.commands.errors import TerminatedError, error_value, failed
 from flows.commands.live import make_observer
-from flows.commands.output import Answer, unbroken
+from flows.commands.output import Answer
 from flows.commands.summary import print_summary
 from flows.config import load_pipeline
 from tasks.config import PipelineConfig
@@ -36,7 +36,7 @@ from training_core.errors import (
 
 def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: str | Path | None, *, as_json: bool) -> Answer:
     """Run a pipeline and print how it goes; return what came out."""
-    with _sigterm_raises():
+    with _signals_unwind():
         return _run(configs, settings, root, as_json)
 
 
@@ -65,8 +65,7 @@ def _run(configs: Sequence[Path], settings: Sequence[str], root: str | Path | No
     if failure is not None and record.state is not RunState.GATE_ERROR:
         return _failed(view, failure, state.root)
     output = sys.stderr if as_json else sys.stdout
-    with unbroken(output):
-        print_summary(record, view, state.root, output)
+    print_summary(record, view, state.root, output)
     return Answer(view, outcome_code(record))
 
 
@@ -121,14 +120,26 @@ def outcome_code(record: RunRecord) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Outside of the flow (inside, Prefect has its own handler) SIGTERM unwinds, so that servers are ended."""
+def _signals_unwind() -> Iterator[None]:
+    """Outside of the flow (inside, Prefect has its own handler) SIGTERM unwinds, so that servers are ended.
+
+    SIGHUP, the end of the terminal or of the connection, becomes a SIGTERM: for whoever handles that one now. Where it
+    is ignored (`nohup`) it stays ignored.
+    """
 
     def handler(signal_number: int, frame: FrameType | None) -> None:
         raise TerminatedError
 
-    before = signal.signal(signal.SIGTERM, handler)
+    def hung_up(signal_number: int, frame: FrameType | None) -> None:
+        # Once: a shell and the kernel may both send one, and a second would interrupt the saving after the first.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handler)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, previous in before.items():
+            signal.signal(number, previous)

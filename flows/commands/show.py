@@ -18,6 +18,7 @@ from tasks.runs import find_run, load_runs, missing_root, report_path
 from tasks.views import run_row, run_view
 from training_core.errors import ConfigurationError
 
+REPORT_SUFFIXES = (".html", ".htm")
 COLUMNS = ("run_id", "state", "verdict", "model", "changed")
 
 
@@ -93,6 +94,8 @@ def _check_output(output: Path) -> None:
         problem = "is no plain file. Name a file"
     elif not os.path.isdir(folder):
         problem = f"is to lie in {folder}, which is no folder. Make it first, or name another file"
+    elif output.suffix.lower() not in REPORT_SUFFIXES:
+        problem = f"must end in {' or '.join(REPORT_SUFFIXES)}: a report is HTML, and what lies there is overwritten"
     elif (error := write_problem(folder)) is not None:
         problem = f"cannot be written in {folder}: {error.strerror}. Name a file in a folder that you may write"
     else:

@@ -168,12 +168,12 @@ def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
         ("a.jsonl", b"\n \n", "holds no rows"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-9], "damaged gzip"),
         ("a.jsonl", gzip.compress(b"{}"), "holds gzip"),
-        ("a.jsonl.gz", b"{}", "holds neither gzip nor Parquet"),
+        ("a.jsonl.gz", b"{}", "is not a gzip file although its name says so"),
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         ("a.jsonl", b"PAR1rest", "holds Parquet"),
         ("a.parquet", b"PAR1rest of it PAR1", "damaged Parquet"),
         ("a.parquet", b"PAR1rest of it", "cut short after 14 bytes"),
-        ("a.parquet", b"{}", "holds neither gzip nor Parquet"),
+        ("a.parquet", b"{}", "is not a Parquet file although its name says so"),
     ],
 )
 def test_unreadable_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:

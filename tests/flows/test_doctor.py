@@ -51,6 +51,12 @@ def test_doctor_looks_at_everything(workspace) -> None:  # type: ignore[no-untyp
     assert not workspace.root.exists()
 
 
+def test_a_file_system_without_a_size_has_no_limit(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    assert doctor._disk(Path("/proc"))[1].text == "no limit at /proc"
+    monkeypatch.setattr(doctor, "free_bytes", lambda path: 2**40)
+    assert doctor._disk(Path("/proc"))[1].text == "1024.00 GiB free at /proc"
+
+
 def test_a_root_in_order_and_one_that_is_not_there(scripted, examine, here) -> None:  # type: ignore[no-untyped-def]
     code, found = examine()
     assert code == 0, found

@@ -63,7 +63,17 @@ def write_odd_configs(folder: Path) -> None:
         (["report", "-o", "pipeline.yaml/report.html"], "pipeline.yaml, which is no folder"),
         (["report", "-o", "/proc/report.html"], "cannot be written in /proc"),
         (["report", "-o", "/dev/null"], "is no plain file"),
-        (["report", "-o", "x" * 300], "File name too long"),
+        (["report", "-o", "x" * 300 + ".html"], "File name too long"),
+        (["report", "-o", CONFIG], "--output pipeline.yaml must end in .html or .htm"),
+        (["plan", CONFIG, "--root", "a\udcff"], "is not UTF-8 text"),
+        (["plan", CONFIG, "--set", "name=a\udcff"], "is not UTF-8 text"),
+        (["show", "--root", "a\udcff"], "is not UTF-8 text"),
+        (
+            ["plan", CONFIG, "--set", "checkpoint.source=hub:a/b"],
+            "--set checkpoint.source: checkpoint.source 'hub:a/b'",
+        ),
+        (["plan", CONFIG, "--set", "checkpoint.source=hub:a/b"], "40 hex digits; none is given"),
+        (["plan", CONFIG, "--set", "data.preferences=[]"], "data.preferences: []: must have at least one entry"),
     ],
 )
 def test_a_usage_error_is_exit_2_and_makes_nothing(scripted, here, monkeypatch, arguments, text) -> None:  # type: ignore[no-untyped-def]

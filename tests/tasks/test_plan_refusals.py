@@ -23,6 +23,13 @@ def test_a_digest_in_the_config_is_held_to(scripted) -> None:  # type: ignore[no
         plan(scripted, f"data.preferences.0.sha256={'a' * 64}")
 
 
+@pytest.mark.parametrize("source", [".models/some.gguf", "owner/some.gguf", "./some-model", "owner/.model"])
+def test_what_can_be_no_hub_name_is_not_taken_for_one(scripted, source: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError, match="paths are relative to the folder where the command runs") as caught:
+        plan(scripted, f"checkpoint.source={source}")
+    assert "hub:" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("setting", "wanted"),
     [

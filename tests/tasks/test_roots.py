@@ -46,6 +46,16 @@ def test_too_little_space_is_said_with_numbers_before_anything_is_made(tmp_path:
     prepare_root(tmp_path / "root")
 
 
+def test_a_root_has_no_dots_in_it_unless_a_link_gives_them_a_meaning(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "far" / "deep")
+    monkeypatch.chdir(tmp_path / "here")
+    assert usable_root("../root") == tmp_path / "root"
+    assert usable_root("link/root") == tmp_path / "here" / "link" / "root"
+    assert usable_root("link/../root") == tmp_path / "here" / "link" / ".." / "root"  # In `far`, not in `here`.
+
+
 def test_a_file_system_without_a_size_is_not_full(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     disk(monkeypatch, f_blocks=0, f_bavail=0)
     assert free_bytes(Path("/")) > 2**60

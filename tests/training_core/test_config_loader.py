@@ -54,6 +54,7 @@ class Top(Config):
     span: Span = Span()
     choice: Choice
     many: list[Choice] = Field(default_factory=list)
+    some: list[int] = Field(default=[1], min_length=1)
     maybe: Choice | None = None
     mode: Literal["one", "two"] = "one"
     flag: bool = True
@@ -125,6 +126,12 @@ def test_a_number_written_as_text_is_refused_with_advice(write) -> None:  # type
         ("choice: {kind: alpha}\nmaybe: {kind: beta, number: a}", ["maybe.number: 'a': must be a whole number"]),
         ("choice: {kind: alpha}\ntable: {t: {kind: alpha, rate: no}}", ["table.t.rate: 'no'"]),
         ("choice: {kind: alpha}\neither: 1.5", ["either: 1.5", " or: "]),
+        (
+            "choice: {kind: alpha, rate: nan}",
+            ["choice.rate: 'nan': must be a number. A finite number is needed", ".nan"],
+        ),
+        ("choice: {kind: beta, number: inf}", ["must be a whole number. A finite number is needed"]),
+        ("choice: {kind: alpha}\nsome: []", ["a.yaml:2: some: []: must have at least one entry"]),
         ("choice: {kind: alpha, rate: .inf}", ["a.yaml:1: choice.rate is .inf", "finite"]),
         ("name: a\nname: b", ["a.yaml:2: name is given twice", "first at", "a.yaml:1"]),
         ("base: &b {kind: alpha}\nchoice:\n  <<: *b", ["a.yaml:3", "not YAML 1.2"]),
@@ -190,6 +197,12 @@ def test_settings_create_sections_and_name_themselves_in_errors(write) -> None: 
 )
 def test_bad_settings(write, setting: str, wanted: str) -> None:  # type: ignore[no-untyped-def]
     assert wanted in problems([write("choice: {kind: alpha}\nmany: [{kind: alpha}]")], (setting,))
+
+
+def test_a_rule_of_a_section_is_placed_where_the_field_that_it_names_was_written(write) -> None:  # type: ignore[no-untyped-def]
+    message = problems([write("choice: {kind: alpha}\nspan: {low: 0, high_end: 1}")], ("span.low=2",))
+    assert "--set span.low: span.low (2) must not exceed span.high_end (1)" in message
+    assert "a.yaml:2" not in message
 
 
 def test_a_list_that_no_file_writes_has_no_items_to_set(write) -> None:  # type: ignore[no-untyped-def]

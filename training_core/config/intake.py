@@ -37,9 +37,8 @@ class IntakeConfig(Config):
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.hub_repository):
             raise ValueError(f"source must look like {HUB_PREFIX}owner/name, got {self.source!r}")
         if self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
-            raise ValueError(
-                f"source {self.source!r} needs revision: the repository's commit, 40 hex digits, got {self.revision!r}"
-            )
+            given = "none is given" if self.revision is None else f"got {self.revision!r}"
+            raise ValueError(f"source {self.source!r} needs revision: the repository's commit, 40 hex digits; {given}")
         return self
 
     @property

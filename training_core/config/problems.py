@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import types
 import typing
@@ -162,6 +163,9 @@ def _in_words(detail: ErrorDetails, path: tuple[str | int, ...], place: _Place) 
         return f"{_shown(value)} is not allowed. Write {words or form}"
     if kind in ("list_type", "tuple_type"):
         return f"{_shown(value)}: must be a list. {_list_advice(value, path)}"
+    if kind == "too_short" and isinstance(value, list):
+        least = context["min_length"]
+        return f"{_shown(value)}: must have at least {'one entry' if least == 1 else f'{least} entries'}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{_shown(value)}: must be a section of `key: value` lines. {_expected(place)}".rstrip(" .")
     advice = _type_advice(kind, value)
@@ -176,7 +180,10 @@ def _own_words(text: str, path: tuple[str | int, ...], place: _Place) -> list[Pr
     annotation = place.annotation
     fields = annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else {}
     if path:
-        return [Problem(path, _with_full_paths(text, ".".join(map(str, path)), list(fields)))]
+        first = text.partition(" ")[0].rstrip(":")
+        # A field may have come from elsewhere than its section.
+        where = (*path, first) if first in fields else path
+        return [Problem(where, _with_full_paths(text, ".".join(map(str, path)), list(fields)))]
     found = []
     for line in text.splitlines():
         parts = [int(part) if part.isdigit() else part for part in line.partition(" ")[0].split(".")]
@@ -245,13 +252,15 @@ def _type_advice(kind: str, value: Any) -> str:
     numeric = kind.startswith(("float_", "int_"))
     if value is None:
         return "Give a value, or drop the line where the field has a default"
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict) and kind != "too_long":
         return "One value is needed, not a list or section"
     if numeric and isinstance(value, str):
         try:
             number = float(value)
         except ValueError:
             return ""
+        if not math.isfinite(number):
+            return "A finite number is needed; YAML writes not-a-number as .nan and infinity as .inf, both are refused"
         if kind.startswith("int_") and not number.is_integer():
             return ""
         text = value if kind.startswith("float_") else f"{number:.0f}"
