@@ -199,6 +199,15 @@ def test_a_time_limit_ends_even_a_group_that_ignores_sigterm(workspace, launch) 
     assert is_gone(grandchild)
 
 
+@pytest.fixture
+def listens_to_ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background: a shell has SIGINT ignored there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_ctrl_c_ends_the_group_before_it_goes_on(workspace, launch) -> None:  # type: ignore[no-untyped-def]
     directory = stage_directory(workspace)
     stopping: list[str] = []

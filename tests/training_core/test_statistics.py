@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -163,7 +163,16 @@ def test_lower_bound_errs_at_the_stated_rate(cluster_size):
     assert wrong / num_trials >= 0.015
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1.0, 1e150])
+def test_bounds_scale_with_the_values(scale):
+    values = np.linspace(0.0, 1.0, 60) ** 3
+    plain = boot(values, range(60), alpha=0.05, num_resamples=1000)
+    scaled = boot(values * scale, range(60), alpha=0.05, num_resamples=1000)
+    assert (scaled.method, scaled.lower / scale) == ("bca", pytest.approx(plain.lower, rel=1e-9))
+
+
 @settings(max_examples=50, deadline=None)
+@example([0.0] * 39 + [1.3e-143], 1, 0.01)
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=40, max_size=80),
     st.integers(1, 5),

@@ -195,10 +195,11 @@ def _bca_levels(groups: ClusterSums, resampled: FloatArray, alpha: float) -> tup
     below = float(np.mean(resampled < groups.mean) + np.mean(resampled <= groups.mean)) / 2
     left_out = (groups.sums.sum() - groups.sums) / (groups.sizes.sum() - groups.sizes)
     deviations = left_out.mean() - left_out
-    spread = float(np.sum(deviations**2))
-    if not 0 < below < 1 or spread <= 0 or resampled[0] == resampled[-1]:
+    largest = float(np.abs(deviations).max())
+    if not 0 < below < 1 or largest <= 0 or resampled[0] == resampled[-1]:
         return alpha, 1 - alpha, "percentile"
-    acceleration = float(np.sum(deviations**3)) / (6 * spread**1.5)
+    deviations = deviations / largest  # The acceleration has no unit; powers of tiny numbers would be 0.
+    acceleration = float(np.sum(deviations**3)) / (6 * float(np.sum(deviations**2)) ** 1.5)
     bias = float(stats.norm.ppf(below))
     shifted = bias + stats.norm.ppf([alpha, 1 - alpha])
     scale = 1 - acceleration * shifted
