@@ -56,6 +56,12 @@ def tidegate(workspace: Any, server_url: str) -> Callable[..., subprocess.Comple
     return _tidegate
 
 
+def listen_again() -> None:
+    """A test runner in the background ignores these signals; the command must not inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start(workspace: Any, *arguments: str) -> subprocess.Popen[str]:
     """Start the command with a Prefect server of its own, as a person does."""
     return subprocess.Popen(
@@ -65,8 +71,7 @@ def start(workspace: Any, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A test runner may ignore SIGINT; the command must not inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=listen_again,
     )
 
 
