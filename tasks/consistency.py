@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from training_core.config.rewards import rule_conflicts
 from training_core.registry import nearest_name
 
 if TYPE_CHECKING:
     from tasks.config import PipelineConfig
-    from training_core.config.rewards import RewardConfig
+    from training_core.config.base import Config
+
+
+def answer_limits(config: PipelineConfig) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return (field that sets it, most tokens of an answer) of RL and of the evaluation."""
+    in_rl, in_evaluation = config.rollout.max_new_tokens, config.evaluation.sampling.max_new_tokens
+    of_rl = ("rollout.max_new_tokens", in_rl)
+    return of_rl, of_rl if in_evaluation is None else ("evaluation.sampling.max_new_tokens", in_evaluation)
 
 
 def find_conflicts(config: PipelineConfig) -> list[str]:
@@ -35,36 +43,19 @@ def _reward_model_conflicts(config: PipelineConfig) -> list[str]:
 
 
 def _length_conflicts(config: PipelineConfig) -> list[str]:
-    in_rl, in_evaluation = config.rollout.max_new_tokens, config.evaluation.sampling.max_new_tokens
-    found = _rule_conflicts("rewards", config.rewards, "rollout.max_new_tokens", in_rl)
-    if in_evaluation is None:
-        found += _rule_conflicts("evaluation.metrics", config.evaluation.metrics, "rollout.max_new_tokens", in_rl)
-    else:
-        where = "evaluation.sampling.max_new_tokens"
-        found += _rule_conflicts("evaluation.metrics", config.evaluation.metrics, where, in_evaluation)
+    found = []
+    sections: tuple[tuple[str, Sequence[Config]], ...] = (
+        ("rewards", config.rewards),
+        ("evaluation.metrics", config.evaluation.metrics),
+    )
+    for (section, rules), (field, limit) in zip(sections, answer_limits(config), strict=True):
+        found += [f"{section}.{index}.{text}" for index, text in rule_conflicts(rules, limit, field)]
     data = config.data
     if data.max_prompt_tokens >= data.max_total_tokens:
         found.append(
             f"data.max_prompt_tokens is {data.max_prompt_tokens}, which leaves no room for an answer within "
             f"data.max_total_tokens = {data.max_total_tokens}: lower the one or raise the other"
         )
-    return found
-
-
-def _rule_conflicts(section: str, rules: Sequence[RewardConfig], limit_field: str, limit: int) -> list[str]:
-    """Return what rules ask of answers that may have at most `limit` tokens, as the field `limit_field` says."""
-    found = []
-    for i, rule in enumerate(rules):
-        if rule.kind == "soft_overlong" and rule.buffer_tokens > limit:
-            found.append(
-                f"{section}.{i}.buffer_tokens is {rule.buffer_tokens}, longer than a whole answer: write at most "
-                f"{limit_field} = {limit}"
-            )
-        if rule.kind == "length" and rule.min_tokens > limit:
-            found.append(
-                f"{section}.{i}.min_tokens is {rule.min_tokens}, but answers end at {limit_field} = {limit}: no answer "
-                "could have the full reward"
-            )
     return found
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tasks.consistency import answer_limits
 from training_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tasks.config import PipelineConfig
     from tasks.planning import ChainState
 
 MIN_PROMPT_ROOM_TOKENS = 8
 """A chat template alone takes about this many tokens: less room than this for a prompt is none."""
-
-
-def _answer_limits(config: PipelineConfig) -> dict[str, int]:
-    """Return field -> most tokens of an answer, of RL and of the evaluation; one field when both follow it."""
-    in_evaluation = config.evaluation.sampling.max_new_tokens
-    limits = {"rollout.max_new_tokens": config.rollout.max_new_tokens}
-    return limits if in_evaluation is None else {**limits, "evaluation.sampling.max_new_tokens": in_evaluation}
 
 
 def _model_limit(state: ChainState) -> int | None:
@@ -34,7 +27,7 @@ def check_answer_room(state: ChainState) -> None:
         ConfigurationError: RL or the evaluation asks for longer ones.
     """
     limit = _model_limit(state)
-    for field_name, answer in _answer_limits(state.config).items():
+    for field_name, answer in dict(answer_limits(state.config)).items():
         if limit is not None and answer + MIN_PROMPT_ROOM_TOKENS > limit:
             raise ConfigurationError(
                 f"{field_name} is {answer}, but the model reads at most {limit} tokens, prompt included. Write at most "
@@ -55,12 +48,11 @@ def check_prompts(state: ChainState) -> None:
 def _check_longest_prompts(state: ChainState) -> None:
     limit, config = _model_limit(state), state.config
     summary = state.finished["check_data"].result.summary
-    limits = _answer_limits(config)
-    field_of_evaluation, in_evaluation = list(limits.items())[-1]
-    found = [("longest_rl_prompt_tokens", "RL prompt", "rollout.max_new_tokens", config.rollout.max_new_tokens)]
+    in_rl, in_evaluation = answer_limits(config)
+    found = [("longest_rl_prompt_tokens", "RL prompt", in_rl)]
     if config.evaluation.num_prompts is None:  # Else the longest may be one that is not evaluated.
-        found.append(("longest_eval_prompt_tokens", "held-out prompt", field_of_evaluation, in_evaluation))
-    for key, what, field_name, answer in found:
+        found.append(("longest_eval_prompt_tokens", "held-out prompt", in_evaluation))
+    for key, what, (field_name, answer) in found:
         longest = summary.get(key)
         if limit is not None and isinstance(longest, int) and longest + answer > limit:
             raise ConfigurationError(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripted"))
-
 from scripted_stages.workspace import scripted, workspace
 
 __all__ = ["scripted", "workspace"]

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPTED = Path(__file__).resolve().parents[1] / "scripted"
-sys.path.insert(0, str(SCRIPTED))
-
-from scripted_stages.workspace import scripted, workspace  # noqa: E402
+from scripted_stages.workspace import SCRIPTED, scripted, workspace
 
 __all__ = ["scripted", "workspace"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_trainers import KLS
 from pydantic import ValidationError
 
 from training_core.config.algorithms import GrpoStageConfig
@@ -22,15 +23,6 @@ from training_core.stages import grpo
 from training_core.stages.grpo import load_prompts
 from training_core.stages.grpo_step import GrpoTrainer
 from training_core.stages.grpo_update import GrpoUpdater
-
-KLS: dict[str, dict[str, Any]] = {
-    "none": {"placement": "none"},
-    "measured": {"placement": "none", "measure": True},
-    "reward": {"placement": "reward", "coefficient": 0.1},
-    "k2": {"placement": "loss", "coefficient": 0.1},
-    "k3_ratio": {"placement": "loss", "coefficient": 0.1, "estimator": "k3_ratio"},
-    "forward": {"placement": "loss", "coefficient": 0.1, "estimator": "k3", "objective": "forward"},
-}
 
 
 @pytest.mark.parametrize("kl", list(KLS))

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from training_core.config.base import Config
 from training_core.config.optimizer import OptimizerConfig
-from training_core.config.rewards import RewardConfig, check_overlong_buffers, check_part_names
+from training_core.config.rewards import RewardConfig, check_part_names, check_rules_fit
 from training_core.config.rollout import RolloutConfig
 
 
@@ -210,6 +210,6 @@ class GrpoStageConfig(Config):
         return check_part_names(rewards)
 
     @model_validator(mode="after")
-    def _buffers_fit(self) -> GrpoStageConfig:
-        check_overlong_buffers(self.rewards, self.rollout.max_new_tokens)
+    def _rules_fit(self) -> GrpoStageConfig:
+        check_rules_fit(self.rewards, self.rollout.max_new_tokens)
         return self

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from training_core.config.base import Config
 from training_core.config.gate import REWARD_MODEL_METRIC
-from training_core.config.rewards import RuleConfig, check_overlong_buffers
+from training_core.config.rewards import RuleConfig, check_rules_fit
 from training_core.config.rollout import RolloutConfig
 
 LENGTH_METRIC = "length_tokens"
@@ -93,6 +93,6 @@ class EvaluateStageConfig(Config):
         return self.evaluation.sampling.max_new_tokens or self.rollout.max_new_tokens
 
     @model_validator(mode="after")
-    def _buffers_fit(self) -> Self:
-        check_overlong_buffers(self.evaluation.metrics, self.max_new_tokens)
+    def _rules_fit(self) -> Self:
+        check_rules_fit(self.evaluation.metrics, self.max_new_tokens)
         return self

@@ -117,8 +117,6 @@ class GateConfig(Config):
 
     primary: PrimaryConfig
     """The metric that must improve over the reference. A choice without default."""
-    profile: Literal["standard"] = "standard"
-    """`standard`: the estimated gain reaches `min_gain` and the lower confidence bound of the difference is above 0."""
     guards: list[GuardConfig] = Field(default_factory=default_guards)
     """What must hold besides. All of them; an empty list switches them off."""
     champion_margin: float = Field(default=0.0, ge=0)

@@ -194,15 +194,33 @@ def check_part_names(rewards: list[RewardConfig]) -> list[RewardConfig]:
     return rewards
 
 
-def check_overlong_buffers(rules: Sequence[Config], max_new_tokens: int) -> None:
-    """Check that no soft overlong penalty starts before an answer's first token.
+def rule_conflicts(rules: Sequence[Config], max_new_tokens: int, limit_field: str) -> list[tuple[int, str]]:
+    """Return what rules ask that no answer of at most `max_new_tokens` tokens can meet.
+
+    Args:
+        rules: rewards or metrics.
+        max_new_tokens: the token limit of an answer.
+        limit_field: the field that sets it, for the messages.
+
+    Returns:
+        (index of the rule, message that starts with the rule's field), one a conflict.
+    """
+    found = []
+    for index, rule in enumerate(rules):
+        if isinstance(rule, SoftOverlongReward) and rule.buffer_tokens > max_new_tokens:
+            text = f"buffer_tokens is {rule.buffer_tokens}, longer than a whole answer: write at most"
+            found.append((index, f"{text} {limit_field} = {max_new_tokens}"))
+        if isinstance(rule, LengthReward) and rule.min_tokens > max_new_tokens:
+            text = f"min_tokens is {rule.min_tokens}, but answers end at {limit_field} = {max_new_tokens}"
+            found.append((index, f"{text}: no answer could have the full reward"))
+    return found
+
+
+def check_rules_fit(rules: Sequence[Config], max_new_tokens: int) -> None:
+    """Check that answers can meet what rules ask, for a stage's own config; a pipeline's names the fields in full.
 
     Raises:
-        ValueError: one does.
+        ValueError: they cannot.
     """
-    for rule in rules:
-        if isinstance(rule, SoftOverlongReward) and rule.buffer_tokens > max_new_tokens:
-            raise ValueError(
-                f"buffer_tokens of {rule.part_name!r} is {rule.buffer_tokens}, longer than a whole answer: write at "
-                f"most max_new_tokens = {max_new_tokens}"
-            )
+    for index, text in rule_conflicts(rules, max_new_tokens, "max_new_tokens"):
+        raise ValueError(f"rule {index}: {text}")
