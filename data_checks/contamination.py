@@ -1,14 +1,16 @@
-"""Evaluation prompts are held out: no pair and no RL prompt may share one."""
+"""Evaluation prompts are held out: no pair, feedback row or RL prompt may share one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from data_checks.keys import group_id
-from data_checks.rows import Finding, PairRow, PromptItem, Reason
+from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason
 
 
-def mark_held_out(rows: Iterable[PairRow | PromptItem], evaluation_groups: frozenset[str] | set[str]) -> None:
+def mark_held_out(
+    rows: Iterable[PairRow | FeedbackRow | PromptItem], evaluation_groups: frozenset[str] | set[str]
+) -> None:
     """Add a finding to each row without another one whose prompt is an evaluation prompt.
 
     Prompts are the same when they differ in case, whitespace, Unicode form or system turns only.

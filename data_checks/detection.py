@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data_checks.config import FormatName
-from data_checks.formats import HH_MARKER, PAIR_COLUMNS
+from data_checks.formats import ANSWER_COLUMNS, FEEDBACK_COLUMNS, HH_MARKER, PAIR_COLUMNS
 from data_checks.rows import RawRow, name_columns
 from training_core.errors import DataError
 
 SAMPLE_ROWS = 200
 CLEAR_SHARE = 0.9
 """Share of sampled rows that must look alike; real files hold some defective rows."""
+JUDGEMENTS = ("label", "thumb", "rating")
 MAX_COLUMNS = 50
 """Most columns that the evidence names: the most frequent ones."""
 CHOICES = "format: pairs (prompt, chosen, rejected) or format: hh (whole Human/Assistant transcripts)"
@@ -62,6 +63,27 @@ def identify(name: str, rows: list[RawRow], wanted: FormatName, label: str | Non
         chosen, evidence = detect(label or name, [row.value for row in rows if row.value is not None][:SAMPLE_ROWS])
     unused = [column for column in columns if column not in PAIR_COLUMNS]
     return FormatEvidence(name, chosen, "columns" if wanted == "auto" else "config", evidence, columns, unused)
+
+
+def feedback_evidence(name: str, rows: list[RawRow], label: str) -> FormatEvidence:
+    """Return what a file of feedback holds.
+
+    Raises:
+        DataError: no row is readable, or none has the columns of feedback.
+    """
+    refuse_unreadable(label, rows)
+    values = [row.value for row in rows if row.value is not None]
+    counted = Counter(key for value in values for key in value)
+    columns = dict(sorted(counted.most_common(MAX_COLUMNS)))
+    if not counted["prompt"] or not any(counted[column] for column in ANSWER_COLUMNS):
+        raise DataError(
+            f"{label}: feedback rows need prompt and one of {', '.join(ANSWER_COLUMNS)}; columns found: "
+            f"{name_columns(counted)}. Rename the columns; files of chosen and rejected answers belong in "
+            "data.preferences"
+        )
+    evidence = ["named in the config", *(f"{counted[c]} of {len(values)} rows have {c}" for c in JUDGEMENTS)]
+    unused = [column for column in columns if column not in FEEDBACK_COLUMNS]
+    return FormatEvidence(name, "feedback", "config", evidence, columns, unused)
 
 
 def refuse_unreadable(name: str, rows: list[RawRow]) -> None:

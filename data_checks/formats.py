@@ -8,7 +8,19 @@ import re
 from typing import Any
 
 from data_checks.keys import exact_prompt_id
-from data_checks.rows import ROLES, Finding, PairRow, PromptItem, RawRow, Reason, Turn, Turns, kind_of, name_columns
+from data_checks.rows import (
+    ROLES,
+    FeedbackRow,
+    Finding,
+    PairRow,
+    PromptItem,
+    RawRow,
+    Reason,
+    Turn,
+    Turns,
+    kind_of,
+    name_columns,
+)
 
 HH_MARKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 HH_ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -17,6 +29,9 @@ SCORE_COLUMNS = {
     "chosen_score": ("chosen_score", "score_chosen"),
     "rejected_score": ("rejected_score", "score_rejected"),
 }
+ANSWER_COLUMNS = ("completion", "response", "answer")
+THUMBS = {"up": True, "down": False}
+FEEDBACK_COLUMNS = {"prompt", *ANSWER_COLUMNS, "label", "thumb", "rating", "source"}
 PAIR_COLUMNS = {"prompt", "chosen", "rejected", "source", *(name for names in SCORE_COLUMNS.values() for name in names)}
 
 
@@ -40,12 +55,57 @@ def parse_pair(row: RawRow, format_name: str, source: str) -> PairRow | Finding:
     try:
         sides = _hh_sides(value) if format_name == "hh" else _pair_sides(value)
         numbers = {name: _number(value, columns) for name, columns in SCORE_COLUMNS.items()}
-        named = value.get("source", source)
-        if not isinstance(named, str):
-            raise RowError(f"source is {kind_of(named)}, not text")
+        named = _source(value, source)
     except RowError as error:
         return error.finding
     return PairRow(row, named, *sides, numbers["margin"], numbers["chosen_score"], numbers["rejected_score"])
+
+
+def parse_feedback(row: RawRow, source: str, rating_threshold: float | None) -> FeedbackRow | Finding:
+    """Return the judged answer that a readable row holds, or the finding that says why it holds none.
+
+    Args:
+        row: with a value.
+        source: name of the data where the row has no `source` text.
+        rating_threshold: ratings from here on are good, for rows without another judgement; null: not said.
+    """
+    value = row.value or {}
+    try:
+        named = [column for column in ANSWER_COLUMNS if column in value]
+        if "prompt" not in value or not named:
+            missing = "answer (completion, response or answer)" if "prompt" in value else "prompt"
+            raise RowError(f"no {missing}; columns: {name_columns(value)}")
+        if len(named) > 1:
+            raise RowError(f"{' and '.join(named)} are both there: which one was judged is unknown")
+        prompt, answer = _without_prompt(value["prompt"], _as_turns(value[named[0]], named[0], "assistant"))
+        rating = _number(value, ("rating",))
+        label = _label(value)
+        if label is None and rating is not None and rating_threshold is not None:
+            label = rating >= rating_threshold
+        return FeedbackRow(row, _source(value, source), prompt, answer, label, rating)
+    except RowError as error:
+        return error.finding
+
+
+def _label(value: dict[str, Any]) -> bool | None:
+    label, thumb = value.get("label"), value.get("thumb")
+    if label is not None and not isinstance(label, bool):
+        raise RowError(f"label is {kind_of(label)}, not true or false")
+    if thumb is None:
+        return label
+    if not isinstance(thumb, str) or thumb not in THUMBS:
+        what = "another text" if isinstance(thumb, str) else kind_of(thumb)
+        raise RowError(f"thumb is {what}, not up or down")
+    if label is not None and label != THUMBS[thumb]:
+        raise RowError("label and thumb contradict each other")
+    return THUMBS[thumb]
+
+
+def _source(value: dict[str, Any], default: str) -> str:
+    named = value.get("source", default)
+    if not isinstance(named, str):
+        raise RowError(f"source is {kind_of(named)}, not text")
+    return named
 
 
 def parse_prompt(row: RawRow) -> PromptItem | Finding:

@@ -6,7 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable
 
-from data_checks.rows import PairRow, Turn, Turns
+from data_checks.rows import FeedbackRow, PairRow, Turn, Turns
 from training_core.protocol.digests import canonical_json
 
 KEY_LENGTH = 32
@@ -57,8 +57,19 @@ def pair_keys(row: PairRow) -> tuple[str, str]:
     return short_hash([prompt, chosen, rejected]), short_hash([prompt, rejected, chosen])
 
 
-def dataset_fingerprint(rows: Iterable[PairRow]) -> str:
-    """Return a SHA-256 over every row that could be read as a pair, used or not.
+def feedback_id(row: FeedbackRow) -> str:
+    """Return an id of a judged answer: its exact text and what was made of it."""
+    return short_hash([row.prompt, row.answer, row.label, row.rating])
+
+
+def feedback_keys(row: FeedbackRow) -> tuple[str, str]:
+    """Return the key of prompt and answer, and the key of the same with the judgement."""
+    answer = short_hash([turns_key(row.prompt), turns_key(row.answer)])
+    return answer, short_hash([answer, row.label, row.rating])
+
+
+def dataset_fingerprint(rows: Iterable[PairRow], feedback: Iterable[FeedbackRow] = ()) -> str:
+    """Return a SHA-256 over every row that could be read as a pair or as feedback, used or not.
 
     It does not depend on the order of rows nor on how they are spread over files or stored in them.
     """
@@ -68,4 +79,5 @@ def dataset_fingerprint(rows: Iterable[PairRow]) -> str:
         )
         for r in rows
     )
+    contents += sorted(f"feedback {feedback_id(row)}" for row in feedback)
     return hashlib.sha256("\n".join(contents).encode()).hexdigest()

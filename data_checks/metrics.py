@@ -12,8 +12,8 @@ import pyarrow as pa
 from data_checks.config import CheckDataConfig
 from data_checks.contamination import count_shared_groups
 from data_checks.keys import group_id, pair_keys
-from data_checks.rows import PairRow, PromptItem, Reason
-from data_checks.runner import CheckedData
+from data_checks.rows import FeedbackRow, PairRow, PromptItem, Reason
+from data_checks.runner import CheckedData, TableCounts
 from data_checks.tables import pair_table
 
 PERCENTILES = (50, 95, 99)
@@ -72,18 +72,17 @@ ROW_SCHEMA = pa.schema(
 
 
 def dataset_metrics(data: CheckedData) -> DatasetMetrics:
-    """Return the numbers that thresholds are set on; fractions are of the preference rows unless named otherwise."""
-    counts = data.counts["preferences"]
+    """Return the numbers that thresholds are set on; fractions are of the preference rows unless named otherwise.
+
+    Those on feedback are `feedback_metrics`.
+    """
+    counts = data.count_of("preferences")
     train_groups = [group_id(row.prompt) for row in data.train]
     validation_groups = [group_id(row.prompt) for row in data.validation]
     eval_groups = [group_id(item.prompt) for item in data.eval_prompts]
     rl_groups = [group_id(item.prompt) for item in data.rl_prompts]
     keys = [pair_keys(row) for row in data.pairs]
     present = {key for key, _ in keys}
-    too_long = sum(
-        counts.quarantined.get(reason, 0)
-        for reason in (Reason.PROMPT_TOO_LONG, Reason.RESPONSE_TOO_LONG, Reason.TOO_LONG)
-    )
     return {
         "rows": counts.rows,
         "rows_kept": counts.kept,
@@ -100,12 +99,21 @@ def dataset_metrics(data: CheckedData) -> DatasetMetrics:
         "evaluation_prompts_trained_on": count_shared_groups([*train_groups, *rl_groups], eval_groups),
         "duplicate_rows_kept": len(keys) - len(present),
         "conflicting_rows_kept": sum(exchanged in present and exchanged != key for key, exchanged in keys),
-        "duplicate_fraction": data.num_duplicates / counts.rows,
-        "conflicting_fraction": data.num_conflicts / counts.rows,
-        "too_long_fraction": too_long / counts.rows,
+        "duplicate_fraction": _fraction(data.num_duplicates, counts.rows),
+        "conflicting_fraction": _fraction(data.num_conflicts, counts.rows),
+        "too_long_fraction": _fraction(too_long_rows(counts), counts.rows),
         "chosen_longer_share": chosen_longer_share(data.pairs),
-        "score_inverted_fraction": sum(map(_is_inverted, data.pairs)) / counts.rows,
+        "score_inverted_fraction": _fraction(sum(map(_is_inverted, data.pairs)), counts.rows),
     }
+
+
+def too_long_rows(counts: TableCounts) -> int:
+    reasons = (Reason.PROMPT_TOO_LONG, Reason.RESPONSE_TOO_LONG, Reason.TOO_LONG)
+    return sum(counts.quarantined.get(reason, 0) for reason in reasons)
+
+
+def _fraction(number: int, rows: int) -> float | None:
+    return number / rows if rows else None
 
 
 def suite_parameters(data: CheckedData, config: CheckDataConfig) -> dict[str, float | int]:
@@ -113,12 +121,15 @@ def suite_parameters(data: CheckedData, config: CheckDataConfig) -> dict[str, fl
     limits = data.limits
     return {
         "min_pairs": config.min_pairs,
+        "min_feedback": config.min_feedback,
         "max_quarantined_fraction": config.max_quarantined_fraction,
         "max_prompt_tokens": limits.max_prompt_tokens,
         "max_response_tokens": limits.max_response_tokens or limits.max_total_tokens,
         "max_total_tokens": limits.max_total_tokens,
         "max_duplicate_rows_kept": 0 if config.duplicates == "keep_first" else len(data.pairs),
         "max_conflicting_rows_kept": 0 if config.conflicts == "quarantine_all" else len(data.pairs),
+        "max_duplicate_feedback_kept": 0 if config.duplicates == "keep_first" else len(data.feedback),
+        "max_conflicting_feedback_kept": 0 if config.conflicts == "quarantine_all" else len(data.feedback),
     }
 
 
@@ -138,7 +149,7 @@ def length_statistics(rows: Sequence[PairRow]) -> dict[str, dict[str, float]]:
         "rejected_tokens": [row.rejected_tokens or 0 for row in rows],
         "total_tokens": [_total_tokens(row) or 0 for row in rows],
     }
-    return {name: _statistics(values) for name, values in columns.items()} if rows else {}
+    return {name: statistics(values) for name, values in columns.items()} if rows else {}
 
 
 def longest_prompt(items: Sequence[PromptItem]) -> int | None:
@@ -146,11 +157,11 @@ def longest_prompt(items: Sequence[PromptItem]) -> int | None:
     return max((item.prompt_tokens for item in items if item.prompt_tokens is not None), default=None)
 
 
-def sources(rows: Sequence[PairRow]) -> dict[str, int]:
+def sources(rows: Sequence[PairRow | FeedbackRow]) -> dict[str, int]:
     return dict(sorted(Counter(row.source for row in rows).items()))
 
 
-def _statistics(values: list[int]) -> dict[str, float]:
+def statistics(values: Sequence[float]) -> dict[str, float]:
     percentiles: list[Any] = list(np.percentile(values, PERCENTILES))
     named = {f"p{number}": float(value) for number, value in zip(PERCENTILES, percentiles, strict=True)}
     return {"mean": float(np.mean(values)), **named, "max": float(max(values))}

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from data_checks.config import CheckDataConfig
+from data_checks.feedback_metrics import feedback_metrics, feedback_report, feedback_row_metrics
 from data_checks.keys import group_id
 from data_checks.metrics import (
     DatasetMetrics,
@@ -21,9 +22,19 @@ from data_checks.suites import VERDICTS, Check, load_suite, overall_verdict, run
 from data_checks.wording import describe_check
 
 SUITES = ("dataset_metrics", "kept_pairs")
+FEEDBACK_SUITES = ("feedback_metrics", "kept_feedback")
+"""Run where feedback was read."""
+CHECKS_WITHOUT_PAIRS = {
+    *("one_row_of_metrics", "rl_prompts_quarantined_fraction", "eval_prompts_quarantined_fraction"),
+    *("num_rl_prompts", "num_eval_prompts", "prompts_on_both_sides", "evaluation_prompts_trained_on"),
+}
+"""Those of `dataset_metrics` that mean something where no pairs were read."""
 WORST_REASONS = 3
-WITHOUT_PAIRS = ("num_train_pairs", "num_validation_pairs", "num_rl_prompts")
-"""Numbers that are 0 because no pair is left: what to do about that is said once."""
+FOLLOWS = {
+    "pairs": {"num_train_pairs", "num_validation_pairs"},
+    "feedback": {"num_train_feedback", "num_validation_feedback"},
+}
+"""Numbers that are 0 because nothing of the kind is left: what to do about that is said once."""
 
 
 def run_checks(
@@ -38,25 +49,56 @@ def run_checks(
     """
     import pandas as pd
 
-    tables = {"dataset_metrics": pd.DataFrame([metrics]), "kept_pairs": row_metrics(data).to_pandas()}
     parameters = suite_parameters(data, config)
     checks: list[Check] = []
     results = {}
-    for name in SUITES:
-        found, results[name] = run_suite(load_suite(name), tables[name], parameters)
+    suites = [(_dataset_suite(data), pd.DataFrame([metrics]))]
+    if "preferences" in data.counts:
+        suites.append((load_suite("kept_pairs"), row_metrics(data).to_pandas()))
+    if "feedback" in data.counts:
+        numbers = feedback_metrics(data)
+        suites.append((_feedback_suite(numbers), pd.DataFrame([numbers])))
+        suites.append((load_suite("kept_feedback"), feedback_row_metrics(data).to_pandas()))
+    for suite, table in suites:
+        found, results[suite["name"]] = run_suite(suite, table, parameters)
         checks += found
     return sorted(checks, key=lambda check: -VERDICTS.index(check.verdict)), results
 
 
+def _dataset_suite(data: CheckedData) -> dict[str, Any]:
+    suite = load_suite("dataset_metrics")
+    if "preferences" in data.counts:
+        return suite
+    kept = [item for item in suite["expectations"] if item["meta"]["name"] in CHECKS_WITHOUT_PAIRS]
+    return {**suite, "expectations": kept}
+
+
+def _feedback_suite(numbers: DatasetMetrics) -> dict[str, Any]:
+    suite = load_suite("feedback_metrics")
+    if numbers["num_labelled_feedback"] or not numbers["feedback_kept"]:
+        return suite
+    # Ratings alone have no share of good answers, and that is no defect.
+    kept = [item for item in suite["expectations"] if item["meta"]["name"] != "feedback_good_share"]
+    return {**suite, "expectations": kept}
+
+
 def summarise(data: CheckedData, checks: list[Check], metrics: DatasetMetrics) -> dict[str, Any]:
     """Return the stage's summary (docs/stages.md)."""
-    counts = data.counts["preferences"]
+    counts, feedback = data.count_of("preferences"), data.count_of("feedback")
+    of_feedback = {
+        "num_train_feedback": len(data.train_feedback),
+        "num_validation_feedback": len(data.validation_feedback),
+        "feedback_rows": feedback.rows,
+        "feedback_kept": feedback.kept,
+        "feedback_quarantined": feedback.quarantined,
+    }
     return {
         "rows": counts.rows,
         "kept": counts.kept,
         "quarantined": counts.quarantined,
         "num_train_pairs": len(data.train),
         "num_validation_pairs": len(data.validation),
+        **(of_feedback if "feedback" in data.counts else {}),
         "num_rl_prompts": len(data.rl_prompts),
         "num_eval_prompts": len(data.eval_prompts),
         "num_eval_groups": len({group_id(item.prompt) for item in data.eval_prompts}),
@@ -81,6 +123,7 @@ def build_report(data: CheckedData, checks: list[Check], metrics: DatasetMetrics
         "lengths": length_statistics(data.pairs),
         "sources": sources(data.pairs),
         "metrics": metrics,
+        **({"feedback": {**feedback_report(data), "metrics": feedback_metrics(data)}} if data.feedback else {}),
     }
 
 
@@ -104,7 +147,10 @@ def refusal(data: CheckedData, checks: list[Check], where: str) -> str | None:
     lines = ["the data is not fit for training:"]
     lines += [f"- {check.name} could not be evaluated: {check.error}" for check in errors]
     # Two suites may look at one number: it is said once.
-    shown = [check for check in failures if data.pairs or check.name not in WITHOUT_PAIRS]
+    follow = (set() if data.pairs else FOLLOWS["pairs"]) | (set() if data.feedback else FOLLOWS["feedback"])
+    if not data.pairs and not data.feedback:
+        follow = follow | {"num_rl_prompts"}
+    shown = [check for check in failures if check.name not in follow]
     lines += [f"- {describe_check(check, data)}: {check.advice}" for check in _distinct(shown)]
     for name in data.counts:
         lines += worst_reasons(name, data)

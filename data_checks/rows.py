@@ -37,6 +37,7 @@ class Reason(StrEnum):
     EMPTY_RESPONSE = "empty_response"
     ROLE_ORDER = "role_order"
     IDENTICAL_RESPONSES = "identical_responses"
+    MISSING_JUDGEMENT = "missing_judgement"
     SPECIAL_TOKENS = "special_tokens_in_content"
     TEMPLATE_FAILED = "template_failed"
     PROMPT_TOO_LONG = "prompt_too_long"
@@ -44,7 +45,9 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
     PROMPT_IN_EVALUATION = "prompt_in_evaluation"
     CONFLICTING_PAIR = "conflicting_pair"
+    CONFLICTING_LABELS = "conflicting_labels"
     DUPLICATE_PAIR = "duplicate_pair"
+    DUPLICATE_FEEDBACK = "duplicate_feedback"
     DUPLICATE_PROMPT = "duplicate_prompt"
 
 
@@ -55,7 +58,8 @@ ADVICE: dict[Reason, str] = {
     Reason.INVALID_UNICODE: "write the file as UTF-8, without lone surrogates",
     Reason.NUL_CHARACTER: "remove NUL characters: they end strings in other programs",
     Reason.WRONG_TYPE: "a column is missing or of another type: prompt, chosen and rejected are text or lists of "
-    "{role, content}; in format hh, chosen and rejected are whole transcripts",
+    "{role, content}; in format hh, chosen and rejected are whole transcripts; feedback has prompt, one of completion, "
+    "response and answer, and label (true or false), thumb (up or down) or rating (a number)",
     Reason.LAST_TURN_NOT_ASSISTANT: "end both sides with the assistant's answer that is compared",
     Reason.LAST_TURN_NOT_USER: "end a prompt with the user's (or a tool's) turn",
     Reason.PROMPT_MISMATCH: "give both sides the same conversation up to the compared answers",
@@ -63,6 +67,7 @@ ADVICE: dict[Reason, str] = {
     Reason.EMPTY_RESPONSE: "an answer is blank after trimming: remove the pair",
     Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn; an answer holds no user turn",
     Reason.IDENTICAL_RESPONSES: "answers equal in text or in tokens hold no preference: remove the pair",
+    Reason.MISSING_JUDGEMENT: "nobody judged the answer: log label, thumb or rating, or leave such rows out",
     Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or add it to "
     "data.allowed_special_tokens",
     Reason.TEMPLATE_FAILED: "the tokenizer's chat template does not render these turns",
@@ -71,7 +76,10 @@ ADVICE: dict[Reason, str] = {
     Reason.TOO_LONG: "shorten the row, or raise data.max_total_tokens up to the model's limit",
     Reason.PROMPT_IN_EVALUATION: "evaluation prompts are held out: remove them from one of the two files",
     Reason.CONFLICTING_PAIR: "two answers are preferred both ways: settle the label, or set data.conflicts: keep_all",
+    Reason.CONFLICTING_LABELS: "one answer is labelled good and bad: settle the label, or set data.conflicts: keep_all",
     Reason.DUPLICATE_PAIR: "the pair was seen before: remove it, or set data.duplicates: keep_all",
+    Reason.DUPLICATE_FEEDBACK: "the same judgement of the same answer was seen before: remove it, or set "
+    "data.duplicates: keep_all",
     Reason.DUPLICATE_PROMPT: "the prompt or its prompt_id was seen before in this file: remove it",
 }
 
@@ -128,11 +136,28 @@ class PairRow:
 
 
 @dataclass(slots=True)
+class FeedbackRow:
+    """One judged answer cut from its prompt, defects included."""
+
+    origin: RawRow
+    source: str
+    prompt: Turns
+    answer: Turns
+    label: bool | None = None
+    """True: a good answer."""
+    rating: float | None = None
+    findings: list[Finding] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    """Tokens of the answer, its end-of-turn token included."""
+
+
+@dataclass(slots=True)
 class PromptItem:
     """A prompt for RL or evaluation, defects included."""
 
     origin: RawRow | None
-    """None for a prompt taken from a pair."""
+    """None for a prompt taken from a pair or from feedback."""
     prompt: Turns
     prompt_id: str
     extra: str = "{}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from data_checks.config import CheckDataConfig
-from data_checks.keys import pair_keys, turns_key
-from data_checks.rows import Finding, PairRow, PromptItem, Reason, Turns
+from data_checks.keys import feedback_keys, pair_keys, turns_key
+from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, Turns
 
 NEXT_ROLES = {
     "start": {"system", "user"},
@@ -19,22 +19,37 @@ NEXT_ROLES = {
 
 def pair_findings(row: PairRow) -> list[Finding]:
     """Return what is wrong with one pair, tokens aside."""
-    findings = []
-    sides = (("chosen", row.chosen_prompt, row.chosen), ("rejected", row.rejected_prompt, row.rejected))
-    for side, prompt, answer in sides:
-        if not answer or answer[-1].role != "assistant":
-            last = answer[-1].role if answer else "none"
-            findings.append(Finding(Reason.LAST_TURN_NOT_ASSISTANT, f"role of the last turn: {last}", side))
-        elif (turn := blank_turn(answer)) is not None:
-            findings.append(Finding(Reason.EMPTY_RESPONSE, f"turn {turn} of the answer is blank after trimming", side))
-        if detail := role_order_error(prompt + answer) or _user_inside(answer):
-            findings.append(Finding(Reason.ROLE_ORDER, detail, side))
+    findings = answer_findings(row.chosen_prompt, row.chosen, "chosen")
+    findings += answer_findings(row.rejected_prompt, row.rejected, "rejected")
     if row.chosen_prompt != row.rejected_prompt:
         findings.append(Finding(Reason.PROMPT_MISMATCH, _difference(row.chosen_prompt, row.rejected_prompt)))
     if detail := prompt_error(row.chosen_prompt):
         findings.append(Finding(Reason.EMPTY_PROMPT, detail))
     if is_identical(row):
         findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected are equal after trimming"))
+    return findings
+
+
+def answer_findings(prompt: Turns, answer: Turns, side: str | None = None) -> list[Finding]:
+    """Return what is wrong with one answer and with its place after the prompt."""
+    findings = []
+    if not answer or answer[-1].role != "assistant":
+        last = answer[-1].role if answer else "none"
+        findings.append(Finding(Reason.LAST_TURN_NOT_ASSISTANT, f"role of the last turn: {last}", side))
+    elif (turn := blank_turn(answer)) is not None:
+        findings.append(Finding(Reason.EMPTY_RESPONSE, f"turn {turn} of the answer is blank after trimming", side))
+    if detail := role_order_error(prompt + answer) or _user_inside(answer):
+        findings.append(Finding(Reason.ROLE_ORDER, detail, side))
+    return findings
+
+
+def feedback_findings(row: FeedbackRow) -> list[Finding]:
+    """Return what is wrong with one judged answer, tokens aside."""
+    findings = answer_findings(row.prompt, row.answer)
+    if detail := prompt_error(row.prompt):
+        findings.append(Finding(Reason.EMPTY_PROMPT, detail))
+    if row.label is None and row.rating is None:
+        findings.append(Finding(Reason.MISSING_JUDGEMENT, "neither label nor thumb nor rating"))
     return findings
 
 
@@ -121,6 +136,34 @@ def mark_duplicates_and_conflicts(rows: Sequence[PairRow], config: CheckDataConf
             if config.duplicates == "keep_first":
                 detail = f"repeats row {first.origin.number} of {first.origin.file}"
                 row.findings.append(Finding(Reason.DUPLICATE_PAIR, detail))
+    return num_duplicates, num_conflicts
+
+
+def mark_feedback_duplicates_and_conflicts(rows: Sequence[FeedbackRow], config: CheckDataConfig) -> tuple[int, int]:
+    """Do for feedback what `mark_duplicates_and_conflicts` does for pairs.
+
+    A conflict is one answer to one prompt that is labelled both ways. Ratings that differ contradict nothing: several
+    people may have given them.
+    """
+    keys = [feedback_keys(row) for row in rows]
+    labels: dict[str, set[bool]] = {}
+    for row, (answer, _) in zip(rows, keys, strict=True):
+        if row.label is not None:
+            labels.setdefault(answer, set()).add(row.label)
+    num_duplicates = num_conflicts = 0
+    seen: dict[str, FeedbackRow] = {}
+    for row, (answer, key) in zip(rows, keys, strict=True):
+        if row.label is not None and len(labels[answer]) > 1:
+            num_conflicts += 1
+            if config.conflicts == "quarantine_all":
+                detail = "another row has the other label for the same answer"
+                row.findings.append(Finding(Reason.CONFLICTING_LABELS, detail))
+                continue
+        if (first := seen.setdefault(key, row)) is not row:
+            num_duplicates += 1
+            if config.duplicates == "keep_first":
+                detail = f"repeats row {first.origin.number} of {first.origin.file}"
+                row.findings.append(Finding(Reason.DUPLICATE_FEEDBACK, detail))
     return num_duplicates, num_conflicts
 
 

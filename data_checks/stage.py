@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-from data_checks.config import CheckDataConfig
+from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
 from data_checks.entries import InputFiles
+from data_checks.feedback_metrics import feedback_lengths, feedback_metrics
 from data_checks.metrics import DatasetMetrics, dataset_metrics, length_statistics
 from data_checks.report import build_report, refusal, run_checks, summarise
 from data_checks.runner import CheckedData, check_dataset
-from data_checks.tables import pair_table, prompt_table, quarantine_table, write_table
+from data_checks.tables import feedback_table, pair_table, prompt_table, quarantine_table, write_table
 from data_checks.tokens import load_tokenizer
 from data_checks.wording import describe_check
 from training_core.errors import ConfigurationError, DataError
@@ -61,10 +63,8 @@ def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
         ConfigurationError: config and inputs do not name the same prompt files.
         DigestMismatchError: a file is not the one that the config names.
     """
-    preferences = [context.input_path(f"preferences_{index}") for index in range(len(config.preferences))]
-    for path, file in zip(preferences, config.preferences, strict=True):
-        if file.sha256 is not None:
-            verify_digest(path, file.sha256, f"preference file {file.path} (its sha256 is in the config)")
+    preferences = _listed_files(context, "preferences", "preference", config.preferences)
+    feedback = _listed_files(context, "feedback", "feedback", config.feedback)
     prompts: dict[str, Path | None] = {}
     for name in ("rl_prompts", "eval_prompts"):
         wanted = getattr(config, name) is not None
@@ -74,11 +74,24 @@ def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
                 f"{'no' if wanted else 'an'} input of that name. Plan again"
             )
         prompts[name] = context.input_path(name) if wanted else None
-    return InputFiles(preferences, prompts["rl_prompts"], prompts["eval_prompts"])
+    return InputFiles(preferences, prompts["rl_prompts"], prompts["eval_prompts"], feedback)
+
+
+def _listed_files(
+    context: StageContext, name: str, kind: str, files: Sequence[PreferenceFile | FeedbackFile]
+) -> list[Path]:
+    paths = [context.input_path(f"{name}_{index}") for index in range(len(files))]
+    for path, file in zip(paths, files, strict=True):
+        if file.sha256 is not None:
+            verify_digest(path, file.sha256, f"{kind} file {file.path} (its sha256 is in the config)")
+    return paths
 
 
 def write_tables(context: StageContext, data: CheckedData) -> dict[str, str]:
-    """Write the Parquet outputs; return their names and paths."""
+    """Write the Parquet outputs; return their names and paths.
+
+    Tables of pairs are always there, without rows where no pairs were read; those of feedback where feedback was read.
+    """
     tables = {
         "train_pairs": pair_table(data.train),
         "validation_pairs": pair_table(data.validation),
@@ -86,6 +99,9 @@ def write_tables(context: StageContext, data: CheckedData) -> dict[str, str]:
         "eval_prompts": prompt_table(data.eval_prompts),
         "quarantine": quarantine_table(data.quarantined),
     }
+    if "feedback" in data.counts:
+        tables["train_feedback"] = feedback_table(data.train_feedback)
+        tables["validation_feedback"] = feedback_table(data.validation_feedback)
     outputs = {}
     for name, table in tables.items():
         write_table(table, context.new_output(f"{name}.parquet"))
@@ -98,5 +114,9 @@ def write_metrics(context: StageContext, data: CheckedData, metrics: DatasetMetr
     values = {f"data/{name}": value for name, value in metrics.items() if value is not None}
     for column, statistics in length_statistics(data.pairs).items():
         values |= {f"length/{column}_{name}": value for name, value in statistics.items()}
+    if "feedback" in data.counts:
+        values |= {f"data/{name}": value for name, value in feedback_metrics(data).items() if value is not None}
+        for column, statistics in feedback_lengths(data.feedback).items():
+            values |= {f"length/feedback_{column}_{name}": value for name, value in statistics.items()}
     context.metrics.truncate_after(0)
     context.metrics.write(1, values)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_checks.keys import example_id, group_id
-from data_checks.rows import PairRow, PromptItem, Quarantined, Turns
+from data_checks.keys import example_id, feedback_id, group_id
+from data_checks.rows import FeedbackRow, PairRow, PromptItem, Quarantined, Turns
 from training_core.protocol.atomic import atomic_path
 
 Row = TypeVar("Row")
@@ -27,6 +27,19 @@ PAIR_SCHEMA = pa.schema(
         ("margin", pa.float64()),
         ("chosen_score", pa.float64()),
         ("rejected_score", pa.float64()),
+        ("source_file", pa.string()),
+        ("source_row", pa.int64()),
+    ]
+)
+FEEDBACK_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("group_id", pa.string()),
+        ("source", pa.string()),
+        ("prompt_messages", MESSAGES),
+        ("answer_messages", MESSAGES),
+        ("label", pa.bool_()),
+        ("rating", pa.float64()),
         ("source_file", pa.string()),
         ("source_row", pa.int64()),
     ]
@@ -64,6 +77,24 @@ def _pair_values(row: PairRow) -> dict[str, Any]:
         "margin": row.margin,
         "chosen_score": row.chosen_score,
         "rejected_score": row.rejected_score,
+        "source_file": row.origin.file,
+        "source_row": row.origin.number,
+    }
+
+
+def feedback_table(rows: Sequence[FeedbackRow]) -> pa.Table:
+    return _table(rows, _feedback_values, FEEDBACK_SCHEMA)
+
+
+def _feedback_values(row: FeedbackRow) -> dict[str, Any]:
+    return {
+        "example_id": feedback_id(row),
+        "group_id": group_id(row.prompt),
+        "source": row.source,
+        "prompt_messages": as_messages(row.prompt),
+        "answer_messages": as_messages(row.answer),
+        "label": row.label,
+        "rating": row.rating,
         "source_file": row.origin.file,
         "source_row": row.origin.number,
     }

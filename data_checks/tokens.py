@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_checks.config import CheckDataConfig
-from data_checks.rows import Finding, PairRow, PromptItem, Reason, Turns
+from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, Turns
 from training_core.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ def measure_pairs(
     control = ControlTokens(tokenizer, allowed)
     for start in range(0, len(usable), BATCH_TEXTS):
         batch = usable[start : start + BATCH_TEXTS]
-        found = control.find([(*row.prompt, *row.chosen, *row.rejected) for row in batch])
-        for row, token in zip(batch, found, strict=True):
-            if token is not None:
-                row.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
+        control.mark(batch, [(*row.prompt, *row.chosen, *row.rejected) for row in batch])
         batch = [row for row in batch if not row.findings]
         encoded = encode_conversations(
             tokenizer, [(row.prompt, side) for row in batch for side in (row.chosen, row.rejected)]
@@ -113,6 +110,31 @@ def _measure_pair(row: PairRow, chosen: Encoded, rejected: Encoded, limits: Limi
         row.findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected encode to the same tokens"))
 
 
+def measure_feedback(
+    rows: Sequence[FeedbackRow],
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    allowed: Sequence[str],
+    progress: ReportProgress,
+) -> None:
+    """Do for judged answers what `measure_pairs` does for pairs."""
+    usable = [row for row in rows if not row.findings]
+    control = ControlTokens(tokenizer, allowed)
+    for start in range(0, len(usable), BATCH_TEXTS):
+        batch = usable[start : start + BATCH_TEXTS]
+        control.mark(batch, [(*row.prompt, *row.answer) for row in batch])
+        clean = [row for row in batch if not row.findings]
+        encoded = encode_conversations(tokenizer, [(row.prompt, row.answer) for row in clean])
+        for row, found in zip(clean, encoded, strict=True):
+            if isinstance(found, Finding):
+                row.findings.append(found)
+                continue
+            row.prompt_tokens, row.answer_tokens = map(len, found)
+            row.findings += prompt_length_findings(row.prompt_tokens, limits)
+            row.findings += answer_length_findings(row.prompt_tokens, row.answer_tokens, limits)
+        progress(start + len(batch), len(usable), "feedback tokens")
+
+
 def measure_prompts(
     items: Sequence[PromptItem],
     tokenizer: PreTrainedTokenizerBase,
@@ -125,9 +147,7 @@ def measure_prompts(
     control = ControlTokens(tokenizer, allowed)
     for start in range(0, len(usable), BATCH_TEXTS):
         batch = usable[start : start + BATCH_TEXTS]
-        for item, token in zip(batch, control.find([item.prompt for item in batch]), strict=True):
-            if token is not None:
-                item.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
+        control.mark(batch, [item.prompt for item in batch])
         _measure_prompt_batch([item for item in batch if not item.findings], tokenizer, limits)
         progress(start + len(batch), len(usable), "prompt tokens")
 
@@ -149,11 +169,19 @@ def length_findings(row: PairRow, limits: Limits) -> list[Finding]:
     findings = prompt_length_findings(row.prompt_tokens, limits)
     for side, tokens in (("chosen", row.chosen_tokens), ("rejected", row.rejected_tokens)):
         assert tokens is not None
-        if limits.max_response_tokens is not None and tokens > limits.max_response_tokens:
-            detail = f"{tokens} tokens, at most {limits.max_response_tokens}"
-            findings.append(Finding(Reason.RESPONSE_TOO_LONG, detail, side))
-        if (total := row.prompt_tokens + tokens) > limits.max_total_tokens:
-            findings.append(Finding(Reason.TOO_LONG, f"{total} tokens, at most {limits.max_total_tokens}", side))
+        findings += answer_length_findings(row.prompt_tokens, tokens, limits, side)
+    return findings
+
+
+def answer_length_findings(
+    prompt_tokens: int, answer_tokens: int, limits: Limits, side: str | None = None
+) -> list[Finding]:
+    findings = []
+    if limits.max_response_tokens is not None and answer_tokens > limits.max_response_tokens:
+        detail = f"{answer_tokens} tokens, at most {limits.max_response_tokens}"
+        findings.append(Finding(Reason.RESPONSE_TOO_LONG, detail, side))
+    if (total := prompt_tokens + answer_tokens) > limits.max_total_tokens:
+        findings.append(Finding(Reason.TOO_LONG, f"{total} tokens, at most {limits.max_total_tokens}", side))
     return findings
 
 
@@ -241,6 +269,12 @@ class ControlTokens:
         flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         control = {index: text for index, text in added.items() if index in flagged or MARKER.fullmatch(text)} | special
         self.tokens = {index: text for index, text in control.items() if text not in allowed}
+
+    def mark(self, rows: Sequence[PairRow | FeedbackRow | PromptItem], conversations: Sequence[Turns]) -> None:
+        """Add a finding to each row in whose turns a control token is found."""
+        for row, token in zip(rows, self.find(conversations), strict=True):
+            if token is not None:
+                row.findings.append(Finding(Reason.SPECIAL_TOKENS, f"a message's text encodes to {token}"))
 
     def find(self, conversations: Sequence[Turns]) -> list[str | None]:
         """Return for each list of turns the first control token that a content, encoded alone, turns into, or None."""

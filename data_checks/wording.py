@@ -7,7 +7,11 @@ from typing import Any
 from data_checks.runner import CheckedData
 from data_checks.suites import Check
 
-TABLES = {"rl_prompts": "rows of data.rl_prompts", "eval_prompts": "rows of data.eval_prompts"}
+TABLES = {
+    "feedback": "feedback rows",
+    "rl_prompts": "rows of data.rl_prompts",
+    "eval_prompts": "rows of data.eval_prompts",
+}
 
 
 def describe_check(check: Check, data: CheckedData) -> str:
@@ -33,7 +37,8 @@ def _measured(check: Check, data: CheckedData) -> str:
     if check.unit != "fraction":
         return _number(check.value, check.unit)
     if check.name.endswith("_share"):  # Ties count half, so there is no number of rows to name.
-        return f"{_number(check.value, check.unit)} of the kept pairs"
+        what = "labelled feedback rows" if check.name.startswith("feedback") else "kept pairs"
+        return f"{_number(check.value, check.unit)} of the {what}"
     table = next((name for name in TABLES if check.name.startswith(name)), "preferences")
     what = TABLES.get(table, "preference rows")
     if table not in data.counts:

@@ -37,8 +37,8 @@ def reward_model(config: PipelineConfig, run_id: str | None = None) -> Any:
     return run_stage_flow(train_reward_model, config, run_id)
 
 
-@flow(name="grpo", flow_run_name="{config.name}-grpo", persist_result=False)
-def grpo(config: PipelineConfig, run_id: str | None = None) -> Any:
+@flow(name="policy", flow_run_name="{config.name}-policy", persist_result=False)
+def policy(config: PipelineConfig, run_id: str | None = None) -> Any:
     """Train the policy."""
     return run_stage_flow(train_policy, config, run_id)
 

@@ -1,4 +1,5 @@
-"""Reward functions of your own are code: their files are inputs of the stages that call them.
+"""Functions of your own (rewards, an advantage estimator, a loss) are code: their files are inputs of the stages that
+call them.
 
 Without that a changed function would find the results of the old one. Modules are found, never imported: a reward
 function may import anything. Only the named module's own file counts; what it imports in turn is not looked at.
@@ -46,17 +47,22 @@ class CodeFile:
 
 
 def code_files(config: PipelineConfig) -> list[CodeFile]:
-    """Return the modules with reward functions of the user's own, for each stage that calls them."""
+    """Return the modules with functions of the user's own, for each stage that calls them."""
     places: tuple[tuple[str, str, Sequence[Any]], ...] = (
-        ("rewards", "grpo", config.rewards),
+        ("rewards", "policy", config.rewards),
         ("evaluation.metrics", "evaluate", config.evaluation.metrics),
     )
-    return [
+    found = [
         CodeFile(f"{section}.{index}.import_path", stage, f"code_{part.part_name}", part.import_path)
         for section, stage, parts in places
         for index, part in enumerate(parts)
         if part.kind == "custom"
     ]
+    for plug in ("advantage", "loss"):
+        part: Any = getattr(config.algorithm, plug, None)
+        if part is not None and part.kind == "custom":
+            found.append(CodeFile(f"algorithm.{plug}.import_path", "policy", f"code_of_{plug}", part.import_path))
+    return found
 
 
 def digest_code_files(config: PipelineConfig) -> dict[str, Artifact]:

@@ -15,7 +15,7 @@ from training_core.config.evaluation import EvaluationConfig
 from training_core.config.gate import GateConfig
 from training_core.config.intake import IntakeConfig
 from training_core.config.reward_model import RewardModelConfig
-from training_core.config.rewards import RewardConfig, check_part_names
+from training_core.config.rewards import RewardConfig, check_names_differ
 from training_core.config.rollout import RolloutConfig
 
 NOT_IDENTITY = ("root", "launch", "tracking", "orchestration")
@@ -96,8 +96,8 @@ class PipelineConfig(Config):
     """The algorithm that trains the policy."""
     rollout: RolloutConfig
     """How answers are sampled."""
-    rewards: list[RewardConfig] = Field(min_length=1)
-    """What answers are rewarded for."""
+    rewards: list[RewardConfig] = Field(default_factory=list)
+    """What answers are rewarded for: at least one part for algorithms that sample, none for dpo and kto."""
     evaluation: EvaluationConfig
     """What is measured on the held-out prompts."""
     gate: GateConfig
@@ -113,7 +113,7 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _stages_fit_together(self) -> Self:
-        check_part_names(self.rewards)
+        check_names_differ(self.rewards)
         if conflicts := find_conflicts(self):
             raise ValueError("\n".join(conflicts))  # One problem a line, each starts with its field.
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from training_core.config.algorithms import PREFERENCE_NAMES
 from training_core.config.rewards import rule_conflicts
 from training_core.registry import nearest_name
 
@@ -20,9 +21,48 @@ def answer_limits(config: PipelineConfig) -> tuple[tuple[str, int], tuple[str, i
     return of_rl, of_rl if in_evaluation is None else ("evaluation.sampling.max_new_tokens", in_evaluation)
 
 
+def is_online(config: PipelineConfig) -> bool:
+    """Return whether the policy learns from answers that it samples, rather than from preferences."""
+    return config.algorithm.name not in PREFERENCE_NAMES
+
+
+def learns_from_feedback(config: PipelineConfig) -> bool:
+    """Return whether the policy learns from answers judged one by one, as logged."""
+    return config.algorithm.name == "kto" and bool(config.data.feedback)
+
+
 def find_conflicts(config: PipelineConfig) -> list[str]:
     """Return one message for each pair of sections that do not fit: it starts with the field to change."""
-    return [*_reward_model_conflicts(config), *_length_conflicts(config), *_gate_conflicts(config), *_other(config)]
+    return [
+        *_algorithm_conflicts(config),
+        *_reward_model_conflicts(config),
+        *_length_conflicts(config),
+        *_gate_conflicts(config),
+        *_other(config),
+    ]
+
+
+def _algorithm_conflicts(config: PipelineConfig) -> list[str]:
+    """What an algorithm needs of the other sections: rewards, pairs, a reward model to start a critic from."""
+    name, found = config.algorithm.name, []
+    if is_online(config) and not config.rewards:
+        found.append(
+            f"rewards is empty, but algorithm.name {name} learns from scores of answers: add at least one, for example "
+            "`- kind: reward_model`"
+        )
+    if not is_online(config) and config.rewards:
+        found.append(f"rewards are given, but algorithm.name {name} learns from the preferences alone: leave them out")
+    if not is_online(config) and not learns_from_feedback(config) and not config.data.preferences:
+        found.append(f"data.preferences is empty, but algorithm.name {name} learns from pairs: name a file of pairs")
+    critic = getattr(config.algorithm, "critic", None)
+    if critic is not None and critic.initialise_from == "reward_model":
+        number = sum(reward.kind == "reward_model" for reward in config.rewards)
+        if number != 1:
+            found.append(
+                f"algorithm.critic.initialise_from is reward_model, but {number} of the rewards are of that kind. Write "
+                "`initialise_from: policy`, or one reward of kind reward_model"
+            )
+    return found
 
 
 def _reward_model_conflicts(config: PipelineConfig) -> list[str]:

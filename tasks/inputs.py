@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_checks.config import CheckDataConfig
+from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
 from data_checks.files import SUFFIXES, check_file, distinct_names
 from tasks.code_files import digest_code_files
 from tasks.config import PipelineConfig
@@ -76,17 +77,23 @@ def external_files(config: PipelineConfig) -> list[ExternalFile]:
 
 
 def _data_files(data: CheckDataConfig) -> list[ExternalFile]:
-    pairs = {f"preferences_{index}": (index, file) for index, file in enumerate(data.preferences)}
+    lists: dict[str, Sequence[PreferenceFile | FeedbackFile]] = {
+        "preferences": data.preferences,
+        "feedback": data.feedback,
+    }
+    # Input -> where the config names it, the path there, and the digest that it demands.
+    named: dict[str, tuple[FieldPath, str, str | None]] = {
+        f"{name}_{index}": (("data", name, index, "path"), file.path, file.sha256)
+        for name, files in lists.items()
+        for index, file in enumerate(files)
+    }
     prompts = {"rl_prompts": data.rl_prompts, "eval_prompts": data.eval_prompts}
-    paths = {name: file.path for name, (_, file) in pairs.items()}
-    paths |= {name: path for name, path in prompts.items() if path is not None}
-    portable = distinct_names({name: Path(path).name for name, path in paths.items()})
-    found = []
-    for name, path in paths.items():
-        index, file = pairs.get(name, (None, None))
-        field: FieldPath = ("data", name) if index is None else ("data", "preferences", index, "path")
-        found.append(ExternalFile(field, "check_data", name, path, portable[name], file.sha256 if file else None))
-    return found
+    named |= {name: (("data", name), path, None) for name, path in prompts.items() if path is not None}
+    portable = distinct_names({name: Path(path).name for name, (_, path, _) in named.items()})
+    return [
+        ExternalFile(field, "check_data", name, path, portable[name], sha256)
+        for name, (field, path, sha256) in named.items()
+    ]
 
 
 def digest_external_files(config: PipelineConfig) -> dict[str, Artifact]:

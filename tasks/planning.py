@@ -17,6 +17,7 @@ import tasks
 import training_core.stages
 from tasks.code_files import code_files
 from tasks.config import PipelineConfig
+from tasks.consistency import is_online, learns_from_feedback
 from tasks.early_checks import check_answer_room, check_prompts
 from tasks.inputs import digest_external_files, external_files, without_folders
 from tasks.mlflow_store import locate_store
@@ -176,21 +177,27 @@ def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact
     return state.portable_config["reward_model"], inputs
 
 
-def _grpo(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
+def _policy(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     check_prompts(state)
-    inputs = {
-        "model": state.output("sft_intake", "model"),
-        "rl_prompts": state.output("check_data", "rl_prompts.parquet"),
-        **_code_inputs(state, "grpo"),
-    }
+    inputs = {"model": state.output("sft_intake", "model"), **_code_inputs(state, "policy")}
+    if not is_online(state.config):
+        inputs.update(_preference_inputs(state))
+        return {"algorithm": state.portable_config["algorithm"]}, inputs
+    inputs["rl_prompts"] = state.output("check_data", "rl_prompts.parquet")
     if any(reward.kind == "reward_model" for reward in state.config.rewards):
         inputs["reward_model"] = state.output("reward_model", "reward_model")
     return {key: state.portable_config[key] for key in ("algorithm", "rollout", "rewards")}, inputs
 
 
+def _preference_inputs(state: ChainState) -> dict[str, Artifact]:
+    kind = "feedback" if learns_from_feedback(state.config) else "pairs"
+    names = [f"{split}_{kind}" for split in ("train", "validation")]
+    return {name: state.output("check_data", f"{name}.parquet") for name in names}
+
+
 def _evaluate(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     inputs = {
-        "candidate": state.output("grpo", "policy"),
+        "candidate": state.output("policy", "policy"),
         "reference": state.output("sft_intake", "model"),
         "eval_prompts": state.output("check_data", "eval_prompts.parquet"),
         **_code_inputs(state, "evaluate"),
@@ -216,7 +223,7 @@ def _register(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     }
     tracking = state.config.tracking.model_dump(mode="json", include={"uri", "experiment"})
     config = {"registry": state.config.registry.model_dump(mode="json"), "tracking": tracking, "lineage": lineage}
-    inputs = {"policy": state.output("grpo", "policy"), "gate": state.output("gate", "gate.json")}
+    inputs = {"policy": state.output("policy", "policy"), "gate": state.output("gate", "gate.json")}
     return config, inputs
 
 
@@ -225,18 +232,25 @@ CHAIN: tuple[StageDefinition, ...] = (
     StageDefinition("sft_intake", "training_core", "cpu", (), _sft_intake),
     StageDefinition("check_data", "data_checks", "cpu", ("sft_intake",), _check_data),
     StageDefinition("reward_model", "training_core", "gpu", ("sft_intake", "check_data"), _reward_model),
-    StageDefinition("grpo", "training_core", "gpu", ("sft_intake", "check_data", "reward_model"), _grpo),
+    StageDefinition("policy", "training_core", "gpu", ("sft_intake", "check_data", "reward_model"), _policy),
     StageDefinition(
-        "evaluate", "training_core", "gpu", ("sft_intake", "check_data", "reward_model", "grpo"), _evaluate
+        "evaluate", "training_core", "gpu", ("sft_intake", "check_data", "reward_model", "policy"), _evaluate
     ),
     StageDefinition(
-        "gate", "training_core", "cpu", ("sft_intake", "check_data", "reward_model", "grpo", "evaluate"), _gate
+        "gate", "training_core", "cpu", ("sft_intake", "check_data", "reward_model", "policy", "evaluate"), _gate
     ),
     StageDefinition(
         "register",
         "tasks",
         "cpu",
-        ("sft_intake", "check_data", "reward_model", "grpo", "evaluate", "gate"),  # All: their hashes are its lineage.
+        (
+            "sft_intake",
+            "check_data",
+            "reward_model",
+            "policy",
+            "evaluate",
+            "gate",
+        ),  # All: their hashes are its lineage.
         _register,
     ),
 )

@@ -10,7 +10,7 @@ from tasks.pipeline import PipelineRun
 from tasks.stage_tasks import STAGE_TASK, stage_task_body
 
 
-@task(name="grpo", task_run_name="grpo", **STAGE_TASK)
+@task(name="policy", task_run_name="policy", **STAGE_TASK)
 def train_policy(run: PipelineRun) -> Any:
     """Train the policy by RL from the SFT checkpoint."""
-    return stage_task_body(run, "grpo")
+    return stage_task_body(run, "policy")

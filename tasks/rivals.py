@@ -31,12 +31,12 @@ def is_registered(state: ChainState, *, read_only: bool = False) -> bool:
 
 
 def ask_for_champion(state: ChainState) -> ChampionEntry | None:
-    """Return the champion that the policy of a finished `grpo` stage has to beat, downloaded below the root, or None.
+    """Return the champion that the policy of a finished `policy` stage has to beat, downloaded below the root, or None.
 
     Raises:
         ServerUnreachableError: the registry does not answer.
     """
-    candidate = state.finished["grpo"].result.summary.get("weights_sha256")
+    candidate = state.finished["policy"].result.summary.get("weights_sha256")
     found = champion.current_champion(state.config, state.root, state.root / "champions", candidate_sha256=candidate)
     if found is None:
         return None
@@ -57,7 +57,7 @@ def look_at_champion(state: ChainState) -> tuple[str, Artifact | None] | None:
     Raises:
         ServerUnreachableError: the registry does not answer.
     """
-    candidate = state.finished["grpo"].result.summary.get("weights_sha256")
+    candidate = state.finished["policy"].result.summary.get("weights_sha256")
     folder = state.root / "champions"
     found = champion.current_champion(state.config, state.root, folder, candidate_sha256=candidate, download=False)
     if found is None:

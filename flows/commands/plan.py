@@ -54,7 +54,7 @@ def plan_of(state: ChainState) -> list[StagePlan]:
     if record is not None and record.state.is_complete:
         adopt_champion(state, record)
     plans = make_plan(state)
-    if "grpo" in state.finished and not (state.champion_known and "evaluate" in state.finished):
+    if "policy" in state.finished and not (state.champion_known and "evaluate" in state.finished):
         plans = _plan_against_champion(state, plans)
     return [_if_registered(line, state) for line in plans]
 

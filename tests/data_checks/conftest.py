@@ -54,7 +54,8 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 def files_of(config: CheckDataConfig) -> InputFiles:
     """Return the files where the config names them."""
     prompts = [None if path is None else Path(path) for path in (config.rl_prompts, config.eval_prompts)]
-    return InputFiles([Path(file.path) for file in config.preferences], *prompts)
+    feedback = [Path(file.path) for file in config.feedback]
+    return InputFiles([Path(file.path) for file in config.preferences], *prompts, feedback)
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def check(chat_tokenizer: PreTrainedTokenizerBase) -> Callable[..., CheckedData]
 
     def run(*paths: Path, format: str = "auto", seed: int = 3, **fields: Any) -> CheckedData:
         preferences = [{"path": str(path), "format": format} for path in paths]
-        config = CheckDataConfig.model_validate({"preferences": preferences, "min_pairs": 2, **fields})
+        config = CheckDataConfig.model_validate(
+            {"preferences": preferences, "min_pairs": 2, "min_feedback": 2, **fields}
+        )
         return check_dataset(files_of(config), config, chat_tokenizer, seed=seed)
 
     return run

@@ -19,10 +19,9 @@ from data_checks.rows import ADVICE, Finding, RawRow, Reason, Turn
 from data_checks.runner import CheckedData, check_dataset
 from data_checks.tables import pair_table, write_table
 from data_checks.tokens import load_tokenizer, render
-from training_core.data.preferences import read_pairs
+from training_core.data.tables import build_pair_table
 from training_core.errors import PreemptedError, StopRequestedError
 from training_core.protocol.context import StopSignal
-from training_core.stages.reward_model import encode_pairs
 
 LONG = " ".join(["the sea and the rain"] * 30)
 
@@ -127,6 +126,10 @@ def test_every_reason_has_advice_and_a_case() -> None:
         Reason.PROMPT_IN_EVALUATION,
         Reason.DUPLICATE_PAIR,
         Reason.DUPLICATE_PROMPT,
+        # Of feedback rows.
+        Reason.MISSING_JUDGEMENT,
+        Reason.CONFLICTING_LABELS,
+        Reason.DUPLICATE_FEEDBACK,
     }
     assert set(ADVICE) == set(Reason)
     assert {reason for reason, _, _ in PAIR_CASES} | elsewhere == set(Reason)
@@ -147,7 +150,7 @@ def test_answers_that_are_the_same_tokens_are_identical(
     pairs = tmp_path / "kept.parquet"
     write_table(pair_table(data.pairs), pairs)
     # What is let through is what the reward model takes.
-    assert len(encode_pairs(read_pairs(pairs), normalising, limit=4096)) == len(good_pairs)
+    assert len(build_pair_table(pairs, normalising, 4096, tmp_path / "kept.arrow")) == len(good_pairs)
 
 
 def test_names_of_columns_are_cut_and_values_are_not_told() -> None:

@@ -129,26 +129,26 @@ def test_run_plan_show_list(workspace, tidegate, here) -> None:  # type: ignore[
     assert {stage["state"] for stage in shown["stages"]} == {"Cached"}
     assert view["run_id"] in here("list")[1]
     assert json.loads(here("list", "--json")[1])["runs"][0]["verdict"] == "pass"
-    lines = here("plan", "pipeline.yaml", "--set", "algorithm.clip_low=0.3")[1]
-    assert "algorithm.clip_low: 0.2 -> 0.3" in lines
+    lines = here("plan", "pipeline.yaml", "--set", "algorithm.loss.clip_low=0.3")[1]
+    assert "algorithm.loss.clip_low: 0.2 -> 0.3" in lines
 
 
 @pytest.mark.server
 def test_preempted_and_tried_again_then_rejected_then_failed(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
     preempted = {"steps": 3, "raise": ["PreemptedError", "the machine is needed"]}
-    workspace.script({"grpo": {**preempted, "bad_attempts": 2}, "gate": {"verdict": "fail"}})
+    workspace.script({"policy": {**preempted, "bad_attempts": 2}, "gate": {"verdict": "fail"}})
     done = tidegate("run", "pipeline.yaml", "--json")
     assert done.returncode == 1, done.stderr
     assert "grpo: continues (from step_000003" in done.stderr
-    result = json.loads(next((workspace.root / "stages" / "grpo").glob("*/result.json")).read_text())
+    result = json.loads(next((workspace.root / "stages" / "policy").glob("*/result.json")).read_text())
     assert result["attempts"] == 3
     view = json.loads(done.stdout)
     assert view["state"] == "Rejected"
     assert view["model"] is None
     assert view["stages"][-1]["state"] == "Skipped"
 
-    workspace.script({"grpo": preempted})
-    again = tidegate("run", "pipeline.yaml", "--set", "launch.retries=0", "--set", "algorithm.clip_low=0.3")
+    workspace.script({"policy": preempted})
+    again = tidegate("run", "pipeline.yaml", "--set", "launch.retries=0", "--set", "algorithm.loss.clip_low=0.3")
     assert again.returncode == 75
     assert "the machine is needed" in again.stderr
 
@@ -165,10 +165,10 @@ def test_preempted_and_tried_again_then_rejected_then_failed(workspace, tidegate
 
 @pytest.mark.server
 def test_two_commands_at_once_then_ctrl_c_saves_and_leaves_no_process(workspace, tidegate) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 4000, "seconds": 0.1}})
+    workspace.script({"policy": {"steps": 4000, "seconds": 0.1}})
     command = start(workspace, "run", "pipeline.yaml", "--json")
     try:
-        wait_for(has_checkpoint(workspace, "grpo", 3))
+        wait_for(has_checkpoint(workspace, "policy", 3))
         same = tidegate("run", "pipeline.yaml")
         assert same.returncode == 75
         assert "is already going on" in same.stderr
@@ -176,7 +176,7 @@ def test_two_commands_at_once_then_ctrl_c_saves_and_leaves_no_process(workspace,
         other = tidegate("run", "pipeline.yaml", "--set", "gate.alpha=0.1")
         assert other.returncode == 75
         assert "works in" in other.stderr
-        assert str(workspace.root / "stages" / "grpo") in other.stderr
+        assert str(workspace.root / "stages" / "policy") in other.stderr
     finally:
         command.send_signal(signal.SIGINT)
         stdout, stderr = command.communicate(timeout=60)
@@ -193,19 +193,19 @@ def test_two_commands_at_once_then_ctrl_c_saves_and_leaves_no_process(workspace,
 @pytest.mark.server
 def test_killed_then_stopped_by_sigterm_it_continues_to_the_same_bits(workspace, tidegate, here) -> None:  # type: ignore[no-untyped-def]
     steps = 200
-    workspace.script({"grpo": {"steps": steps, "seconds": 0.1}})
+    workspace.script({"policy": {"steps": steps, "seconds": 0.1}})
     command = start(workspace, "run", "pipeline.yaml")
-    wait_for(has_checkpoint(workspace, "grpo", 3))
+    wait_for(has_checkpoint(workspace, "policy", 3))
     command.kill()
     command.communicate(timeout=60)
     wait_for(lambda: not processes_of(workspace.root), 30)
     killed = json.loads(here("show", "--json")[1])
     assert (killed["state"], killed["stages"][3]["state"]) == ("Interrupted", "Interrupted")
 
-    (stage,) = workspace.stage_directories("grpo")
+    (stage,) = workspace.stage_directories("policy")
     reached = max(int(path.name.removeprefix("step_")) for path in (stage / "checkpoints").glob("step_*"))
     command = start(workspace, "run", "pipeline.yaml", "--json")
-    wait_for(has_checkpoint(workspace, "grpo", reached + 3))
+    wait_for(has_checkpoint(workspace, "policy", reached + 3))
     command.terminate()
     stdout, stderr = command.communicate(timeout=60)
     assert command.returncode == 75, stderr
@@ -216,7 +216,7 @@ def test_killed_then_stopped_by_sigterm_it_continues_to_the_same_bits(workspace,
     assert flow_states(workspace.root)[-1] == "Pre-empted"
     assert "stopped after step" in json.loads((stage / "error.json").read_text())["message"]
 
-    workspace.script({"grpo": {"steps": steps}})
+    workspace.script({"policy": {"steps": steps}})
     done = tidegate("run", "pipeline.yaml", "--json")
     assert done.returncode == 0, done.stderr
     assert Path(json.loads(done.stdout)["stages"][3]["directory"]) == stage
@@ -224,16 +224,16 @@ def test_killed_then_stopped_by_sigterm_it_continues_to_the_same_bits(workspace,
     assert result["attempts"] == 3
     # A run that nobody stopped.
     with PipelineRun(load_pipeline([workspace.config], root=workspace.path / "other"), whole=False) as whole:
-        for name in ("sft_intake", "check_data", "reward_model", "grpo"):
+        for name in ("sft_intake", "check_data", "reward_model", "policy"):
             whole.run_stage(name)
-    other = whole.state.finished["grpo"]
+    other = whole.state.finished["policy"]
     assert other.directory.metrics_path.read_bytes() == (stage / "metrics.jsonl").read_bytes()
     assert other.result.summary == result["summary"]
 
 
 @pytest.mark.server
 def test_a_closed_terminal_is_a_sigterm_and_a_proxy_is_not_asked_for_loopback(workspace) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 4000, "seconds": 0.1}})
+    workspace.script({"policy": {"steps": 4000, "seconds": 0.1}})
     with pytest.MonkeyPatch.context() as patch:
         for name in ("no_proxy", "NO_PROXY"):
             patch.delenv(name, raising=False)
@@ -241,7 +241,7 @@ def test_a_closed_terminal_is_a_sigterm_and_a_proxy_is_not_asked_for_loopback(wo
             patch.setenv(name, "http://127.0.0.1:9")
         command = start(workspace, "run", "pipeline.yaml", "--json")
     try:
-        wait_for(has_checkpoint(workspace, "grpo", 3))
+        wait_for(has_checkpoint(workspace, "policy", 3))
     finally:
         for _ in range(2):  # The shell's and the kernel's.
             command.send_signal(signal.SIGHUP)
@@ -250,7 +250,7 @@ def test_a_closed_terminal_is_a_sigterm_and_a_proxy_is_not_asked_for_loopback(wo
     wait_for(lambda: not processes_of(workspace.root), 5)
     view = json.loads(stdout)
     assert (view["state"], view["stages"][3]["state"]) == ("Pre-empted", "Pre-empted")
-    (stage,) = workspace.stage_directories("grpo")
+    (stage,) = workspace.stage_directories("policy")
     assert "stopped after step" in json.loads((stage / "error.json").read_text())["message"]
 
 

@@ -86,7 +86,7 @@ def test_damaged_files_are_found_and_hide_nothing(scripted, examine) -> None:  #
     assert found["runs"]["text"].startswith("2 under the root")
     damaged.unlink()
 
-    result = whole.state.finished["grpo"].directory.result_path
+    result = whole.state.finished["policy"].directory.result_path
     result.write_text("{")
     (scripted.root / "mlflow.db").write_text("no database" * 1000)
     (scripted.root / "crashes").mkdir()

@@ -11,10 +11,10 @@ from tasks.progress import Progress
 def test_lines_say_something_new_each_time() -> None:
     shown = io.StringIO()
     told = LineObserver(shown)
-    for stage, step in (("grpo", 1), ("grpo", 1), ("grpo", 2), ("evaluate", 1)):
+    for stage, step in (("policy", 1), ("policy", 1), ("policy", 2), ("evaluate", 1)):
         values = {"reward/mean": 0.25}
         told.stage_progress(Progress(stage, step, total=4, phase="step", seconds=2.0, first_step=0, values=values))
     assert shown.getvalue().splitlines() == [
-        "grpo: step 1/4, reward 0.25, 6.0 s left",
+        "policy: step 1/4, reward 0.25, 6.0 s left",
         "evaluate: step 1/4, reward 0.25, 6.0 s left",
     ]

@@ -236,7 +236,7 @@ def test_schedule_cancel_in_rl_then_event_to_the_end(site: Site, tiny_checkpoint
 
         def training() -> Path | None:
             assert any(run["state_type"] in ("PENDING", "RUNNING") for run in site.flow_runs()), "no run goes on"
-            for progress in (site.root / "stages" / "grpo").glob("*/progress.json"):
+            for progress in (site.root / "stages" / "policy").glob("*/progress.json"):
                 if json.loads(progress.read_text())["step"] >= 25 and (progress.parent / "lock.json").exists():
                     return progress.parent
             return None
@@ -270,7 +270,7 @@ def test_schedule_cancel_in_rl_then_event_to_the_end(site: Site, tiny_checkpoint
         steps = [json.loads(line)["step"] for line in (stage / "metrics.jsonl").read_text().splitlines()]
         assert steps == list(range(1, NUM_STEPS + 1))
         assert int(checkpoint.name.removeprefix("step_")) >= 20
-        grpo = [run["work_pool_name"] for run in site.flow_runs("grpo")]
+        grpo = [run["work_pool_name"] for run in site.flow_runs("policy")]
         assert grpo == ["tidegate-gpu", "tidegate-gpu"]
         check_registry_and_tracking(site, stage)
     except BaseException:
@@ -286,7 +286,7 @@ def check_registry_and_tracking(site: Site, stage: Path) -> None:
     experiment = client.get_experiment_by_name("tidegate")
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}
-    (grpo,) = [run for run in runs if run.data.tags["tidegate.stage"] == "grpo"]
+    (grpo,) = [run for run in runs if run.data.tags["tidegate.stage"] == "policy"]
     assert grpo.data.tags["tidegate.resumed"] == "true"
     (pipeline,) = client.search_runs([experiment.experiment_id], "tags.`tidegate.stage` = 'pipeline'", max_results=1)
     assert [file.path for file in client.list_artifacts(pipeline.info.run_id)] == ["report.html"]

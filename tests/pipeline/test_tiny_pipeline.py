@@ -55,7 +55,7 @@ gate:
 registry: {model_name: tiny}
 launch: {num_threads: 2}
 """
-TRAINING = ("sft_intake", "check_data", "reward_model", "grpo")
+TRAINING = ("sft_intake", "check_data", "reward_model", "policy")
 TRAIN = f"""
 from pathlib import Path
 from flows.config import load_pipeline
@@ -122,7 +122,7 @@ def test_the_command_brings_a_model_into_the_registry(folder: Path, finished: di
     assert finished["gate"]["verdict"] == "pass"
     assert finished["model"]["version"] == "1"
     assert set(finished["model"]["aliases"]) == {"challenger", "champion"}
-    grpo = next(stage for stage in finished["stages"] if stage["name"] == "grpo")
+    grpo = next(stage for stage in finished["stages"] if stage["name"] == "policy")
     result = json.loads((Path(grpo["directory"]) / "result.json").read_text())
     assert finished["model"]["weights_sha256"] == result["summary"]["weights_sha256"]
     report = folder / "root" / "runs" / finished["run_id"] / "report.html"
@@ -142,7 +142,7 @@ def test_the_same_again_is_cached_and_learning_rate_zero_is_rejected(folder: Pat
     states = {stage["name"]: stage["state"] for stage in rejected["stages"]}
     assert states == {
         **dict.fromkeys(TRAINING[:3], "Cached"),
-        **dict.fromkeys(("grpo", "evaluate", "gate"), "Completed"),
+        **dict.fromkeys(("policy", "evaluate", "gate"), "Completed"),
         "register": "Skipped",
     }
     assert rejected["state"] == "Rejected"
@@ -200,8 +200,8 @@ def test_killed_again_and_again_gives_the_same_bits(folder: Path, finished: dict
     print(f"random moments from seed {seed}")  # Shown when the test fails.
     rng = random.Random(seed)
     train_until(folder, has_step("reward_model", 2 * rng.randint(1, 3)))
-    train_until(folder, is_writing("grpo", rng.randint(1, 4)))
-    train_until(folder, has_step("grpo", rng.randint(6, 12)))
+    train_until(folder, is_writing("policy", rng.randint(1, 4)))
+    train_until(folder, has_step("policy", rng.randint(6, 12)))
     train_until(folder, None)
     for stage in finished["stages"]:
         if stage["name"] in TRAINING[2:]:

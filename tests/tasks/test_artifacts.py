@@ -10,7 +10,7 @@ from tasks import artifacts
 
 
 def test_stage_table_has_the_columns_people_look_for() -> None:
-    rows = [{"stage": "grpo", "state": "Completed", "seconds": 12.345, "spec_hash": "ab", "peak_rss_bytes": 5}]
+    rows = [{"stage": "policy", "state": "Completed", "seconds": 12.345, "spec_hash": "ab", "peak_rss_bytes": 5}]
     (row,) = artifacts.stage_table(rows)
     assert list(row) == ["stage", "state", "seconds", "attempts", "spec_hash", "why", "error"]
     assert (row["seconds"], row["error"]) == (12.3, "")
@@ -37,7 +37,7 @@ def test_gate_report_shows_rules_and_reasons() -> None:
 def test_outside_of_a_flow_run_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
     artifacts.publish_stage_table([{"stage": "x"}])
     artifacts.publish_gate_report({"verdict": "pass"})
-    artifacts.publish_progress("grpo", 1, 2)
+    artifacts.publish_progress("policy", 1, 2)
     assert caplog.records == []
 
 
@@ -55,7 +55,7 @@ def test_trouble_with_prefect_is_logged_and_stops_nothing(
     with caplog.at_level(logging.WARNING):
         artifacts.publish_stage_table([{"stage": "x"}])
         artifacts.publish_gate_report({"verdict": "pass"})
-        artifacts.publish_progress("grpo", 1, 2)
+        artifacts.publish_progress("policy", 1, 2)
     assert len(caplog.records) == 3
 
 

@@ -37,12 +37,12 @@ from training_core.records import StageResult, StageSpec
 def dispatch(spec: StageSpec, directory: StageDirectory) -> StageResult:
     orchestration = SimpleNamespace(mode="deployments", poll_seconds=0.01)
     config: Any = SimpleNamespace(orchestration=orchestration, launch=SimpleNamespace(grace_seconds=0.0))
-    stage = next(stage for stage in CHAIN if stage.name == "grpo")
+    stage = next(stage for stage in CHAIN if stage.name == "policy")
     return tasks.dispatch.run_stage(stage, spec, directory, config, "run-1", "key", lambda progress: None)
 
 
 def new_directory(root: Path) -> tuple[StageSpec, StageDirectory]:
-    spec = StageSpec(stage="grpo", stage_version=1, config={}, seed=1)
+    spec = StageSpec(stage="policy", stage_version=1, config={}, seed=1)
     directory = StageDirectory.of_spec(root, spec)
     directory.prepare(spec)
     return spec, directory
@@ -78,7 +78,7 @@ def test_the_error_of_an_earlier_attempt_is_not_the_answer_of_this_one(
         (TerminationSignal(15), PreemptedError, 75),
         (StageLockedError("process 3 works in it"), StageLockedError, 75),
         (ConfigurationError("no file of the module 'own'"), ConfigurationError, 2),
-        (ArtifactError("stage grpo needs check_data"), ArtifactError, 4),
+        (ArtifactError("stage policy needs check_data"), ArtifactError, 4),
         (OSError(28, "No space left on device"), DiskFullError, 75),
     ],
 )
@@ -88,12 +88,12 @@ def test_what_a_worker_meets_around_its_process_keeps_its_type(
     def fail(*_arguments: Any) -> Any:
         raise error
 
-    @task(name="grpo")
-    def grpo(_run: Any) -> None:
+    @task(name="policy")
+    def policy(_run: Any) -> None:
         """Never called: the stage runs on behalf of another flow."""
 
     monkeypatch.setattr(tasks.stage_tasks, "run_stage_alone", fail)
-    state = run_stage_flow(grpo, None, "run-1")
+    state = run_stage_flow(policy, None, "run-1")
     assert state.is_failed()
     # What the main flow reads from the server: no exception, only the state's name and message.
     state = state.model_copy(update={"data": None})
@@ -195,5 +195,5 @@ def test_a_stage_that_cannot_be_started_because_the_server_is_away(
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr("prefect.deployments.run_deployment", refuse)
-    with pytest.raises(ServerUnreachableError, match="asked to start grpo/gpu"):
-        tasks.dispatch._start_flow_run(BY_NAME["grpo"], config_of(scripted), "run-1", "key")
+    with pytest.raises(ServerUnreachableError, match="asked to start policy/gpu"):
+        tasks.dispatch._start_flow_run(BY_NAME["policy"], config_of(scripted), "run-1", "key")

@@ -40,17 +40,17 @@ from training_core.stages import STAGES
 
 LAUNCH = LaunchConfig(grace_seconds=5.0)
 CONFIGURATION = {"steps": 1}
-VERSION = STAGES["grpo"].version
+VERSION = STAGES["policy"].version
 
 
 @pytest.fixture
 def launch(workspace) -> Callable[..., Any]:  # type: ignore[no-untyped-def]
-    """Run the scripted `grpo` stage in a directory of the workspace."""
+    """Run the scripted `policy` stage in a directory of the workspace."""
 
     def _launch(script: dict[str, Any] | None = None, launch: LaunchConfig = LAUNCH, **named: Any) -> Any:
         if script is not None:
-            workspace.script({"grpo": script})
-        spec = StageSpec(stage="grpo", stage_version=VERSION, config=CONFIGURATION, seed=1)
+            workspace.script({"policy": script})
+        spec = StageSpec(stage="policy", stage_version=VERSION, config=CONFIGURATION, seed=1)
         return run_stage_process("scripted_stages", spec, stage_directory(workspace), launch, **named)
 
     return _launch
@@ -58,7 +58,7 @@ def launch(workspace) -> Callable[..., Any]:  # type: ignore[no-untyped-def]
 
 def stage_directory(workspace: Any) -> StageDirectory:
     return StageDirectory.of_spec(
-        workspace.root, StageSpec(stage="grpo", stage_version=VERSION, config=CONFIGURATION, seed=1)
+        workspace.root, StageSpec(stage="policy", stage_version=VERSION, config=CONFIGURATION, seed=1)
     )
 
 
@@ -105,7 +105,7 @@ def test_a_stage_runs_in_a_session_of_its_own_and_reports_progress(workspace, la
     assert result.summary["digest"]
     assert result.peak_rss_bytes > 0
     assert [progress for progress in polls if progress is not None] == seen
-    assert seen[-1].stage == "grpo"
+    assert seen[-1].stage == "policy"
     assert seen[-1].total == 4
     assert seen[-1].values["reward/mean"] > 0
     assert any(progress.seconds_left is not None for progress in seen)
@@ -222,20 +222,20 @@ def test_ctrl_c_ends_the_group_before_it_goes_on(workspace, launch) -> None:  # 
 
     with observed_by(Watcher()), later(interrupt), pytest.raises(KeyboardInterrupt):
         launch({"steps": 1000, "seconds": 0.05})
-    assert stopping == ["grpo"]
+    assert stopping == ["policy"]
     assert is_gone(process_of(directory))
     assert "stopped after step" in json.loads(directory.error_path.read_text())["message"]
 
 
 def test_a_killed_parent_takes_its_stage_along(workspace) -> None:  # type: ignore[no-untyped-def]
-    workspace.script({"grpo": {"steps": 1000, "seconds": 0.05}})
+    workspace.script({"policy": {"steps": 1000, "seconds": 0.05}})
     code = f"""
 from pathlib import Path
 from tasks.config import LaunchConfig
 from tasks.launch import run_stage_process
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageSpec
-spec = StageSpec(stage="grpo", stage_version={VERSION}, config={CONFIGURATION!r}, seed=1)
+spec = StageSpec(stage="policy", stage_version={VERSION}, config={CONFIGURATION!r}, seed=1)
 directory = StageDirectory.of_spec(Path({str(workspace.root)!r}), spec)
 run_stage_process("scripted_stages", spec, directory, LaunchConfig(grace_seconds=5.0))
 """

@@ -52,11 +52,11 @@ def test_everything_is_cached_the_second_time(scripted) -> None:  # type: ignore
 
 def test_one_field_of_rl_runs_rl_and_what_follows_and_says_why(scripted) -> None:  # type: ignore[no-untyped-def]
     run(scripted)
-    lines = plan(scripted, "algorithm.clip_low=0.3")
+    lines = plan(scripted, "algorithm.loss.clip_low=0.3")
     assert [name for name, line in lines.items() if line.state is PlanState.CACHED] == NAMES[:3]
-    assert lines["grpo"].state is PlanState.RUNS
-    assert lines["grpo"].why == "algorithm.clip_low: 0.2 -> 0.3"
-    again = run(scripted, "algorithm.clip_low=0.3")
+    assert lines["policy"].state is PlanState.RUNS
+    assert lines["policy"].why == "algorithm.loss.clip_low: 0.2 -> 0.3"
+    again = run(scripted, "algorithm.loss.clip_low=0.3")
     assert list(states(again).values()) == ["Cached"] * 3 + ["Completed"] * 4
 
 
@@ -70,10 +70,10 @@ def test_a_changed_file_names_the_input(scripted) -> None:  # type: ignore[no-un
 
 
 def test_the_most_similar_finished_stage_is_compared_with(scripted) -> None:  # type: ignore[no-untyped-def]
-    run(scripted, "algorithm.clip_low=0.3", "algorithm.group_size=4")
-    run(scripted, "algorithm.clip_low=0.4")
-    why = plan(scripted, "algorithm.clip_low=0.3", "algorithm.group_size=8")["grpo"].why
-    assert why in ("algorithm.group_size: 4 -> 8", "algorithm.clip_low: 0.4 -> 0.3")
+    run(scripted, "algorithm.loss.clip_low=0.3", "algorithm.group_size=4")
+    run(scripted, "algorithm.loss.clip_low=0.4")
+    why = plan(scripted, "algorithm.loss.clip_low=0.3", "algorithm.group_size=8")["policy"].why
+    assert why in ("algorithm.group_size: 4 -> 8", "algorithm.loss.clip_low: 0.4 -> 0.3")
     assert "seed: 1 -> 9" in plan(scripted, "seed=9")["sft_intake"].why
     # A field is named by its whole path, also where a stage's config is one section.
     assert plan(scripted, "checkpoint.dtype=bfloat16")["sft_intake"].why == "checkpoint.dtype: 'source' -> 'bfloat16'"
@@ -98,17 +98,17 @@ def test_moving_files_and_changing_how_to_run_changes_nothing(scripted, monkeypa
 
 
 def test_a_stage_with_a_checkpoint_continues(scripted) -> None:  # type: ignore[no-untyped-def]
-    scripted.script({"grpo": {"steps": 3, "raise": ["DataError", "no more"], "bad_attempts": 1}})
+    scripted.script({"policy": {"steps": 3, "raise": ["DataError", "no more"], "bad_attempts": 1}})
     with pytest.raises(DataError, match="no more"):
         run(scripted)
-    line = plan(scripted)["grpo"]
+    line = plan(scripted)["policy"]
     assert line.state is PlanState.CONTINUES
     assert line.why == "from step_000003 (last attempt: DataError)"
     record = find_run(scripted.root, "latest")
     assert record.state is RunState.FAILED
-    assert record.stages["grpo"].state is StageState.FAILED
-    assert record.stages["grpo"].error == "DataError: no more"
-    assert states(run(scripted))["grpo"] == "Completed"
+    assert record.stages["policy"].state is StageState.FAILED
+    assert record.stages["policy"].error == "DataError: no more"
+    assert states(run(scripted))["policy"] == "Completed"
 
 
 @pytest.mark.parametrize("harm", ["change", "delete"])
@@ -149,15 +149,15 @@ def test_a_cached_stage_of_other_code_says_so(scripted, monkeypatch) -> None:  #
     monkeypatch.setattr(environment, "package_versions", lambda: made[1])
     monkeypatch.setattr(tasks.plans, "_code_here", lambda: made)
     run(scripted)
-    why = plan(scripted)["grpo"].why
+    why = plan(scripted)["policy"].why
     assert why.startswith("same config, inputs and stage version as ")
     assert why.endswith("outputs verified")
     monkeypatch.setattr(tasks.plans, "_code_here", lambda: now)
     code = f"made by commit {'a' * 12}, now {'b' * 12}-dirty"
-    assert plan(scripted)["grpo"].why.endswith(f"({code}; numpy absent, now 2; torch 2.0, now 2.1)")
+    assert plan(scripted)["policy"].why.endswith(f"({code}; numpy absent, now 2; torch 2.0, now 2.1)")
     # A worker, or another interpreter, has packages of its own.
     for setting in ("orchestration.mode=deployments", "launch.python=/some/python"):
-        assert plan(scripted, setting)["grpo"].why.endswith(f"({code})")
+        assert plan(scripted, setting)["policy"].why.endswith(f"({code})")
 
 
 def test_a_chain_with_a_reward_function_of_its_own_and_no_reward_model(scripted) -> None:  # type: ignore[no-untyped-def]
@@ -167,16 +167,16 @@ def test_a_chain_with_a_reward_function_of_its_own_and_no_reward_model(scripted)
     settings = ("reward_model=null", "rewards=[{kind: custom, import_path: 'own.rules:score'}]")
     pipeline = run(scripted, *settings)
     assert list(states(pipeline)) == [name for name in NAMES if name != "reward_model"]
-    spec = pipeline.state.finished["grpo"].directory.spec_path.read_text()
+    spec = pipeline.state.finished["policy"].directory.spec_path.read_text()
     assert "reward_model" not in spec
     assert json.loads(spec)["inputs"]["code_custom"]["path"] == str(module)
-    assert plan(scripted, *settings)["grpo"].state is PlanState.CACHED
+    assert plan(scripted, *settings)["policy"].state is PlanState.CACHED
     # Another function is another reward: what the old one trained is not taken for it.
     module.write_text("def score(prompts, answers, context): return [0.0 for _ in answers]")
     lines = plan(scripted, *settings)
     assert lines["check_data"].state is PlanState.CACHED
-    assert lines["grpo"].state is PlanState.RUNS
-    assert lines["grpo"].why == "input code_custom changed"
+    assert lines["policy"].state is PlanState.RUNS
+    assert lines["policy"].why == "input code_custom changed"
     # A worker reads its own copy, but the digest that was planned is the one that its stage verifies.
     (scripted.path / "own").rename(scripted.path / "theirs")
     config = config_of(scripted, *settings[:1], "rewards=[{kind: custom, import_path: 'theirs.rules:score'}]")

@@ -15,7 +15,7 @@ from tasks.progress import GuardedObserver, LogObserver, Pace, Progress, RunObse
 from training_core.protocol.atomic import write_json
 from training_core.protocol.directory import StageDirectory
 
-SOME = Progress(stage="grpo", step=1, total=9, phase="sample", seconds=1.0, first_step=0, values={})
+SOME = Progress(stage="policy", step=1, total=9, phase="sample", seconds=1.0, first_step=0, values={})
 
 
 def test_a_line_needs_a_new_step_or_phase_and_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_the_log_keeps_this_pace(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tidegate.progress"):
         for step in (1, 1, 2):
             told.stage_progress(replace(SOME, step=step))
-    assert [record.getMessage() for record in caplog.records] == ["stage grpo: sample 1 of 9"]
+    assert [record.getMessage() for record in caplog.records] == ["stage policy: sample 1 of 9"]
 
 
 def test_trouble_with_showing_is_noted_once_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +56,7 @@ def test_trouble_with_showing_is_noted_once_and_stops_nothing(caplog: pytest.Log
 
     guarded = GuardedObserver(Gone())
     guarded.note("text")
-    guarded.stage_finished("grpo", "Completed", 1.0)
+    guarded.stage_finished("policy", "Completed", 1.0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     with pytest.raises(KeyboardInterrupt):
         guarded.run_started("run", [])
@@ -70,7 +70,7 @@ def say(directory: StageDirectory, step: int, **changes: Any) -> None:
 def test_progress_of_an_earlier_attempt_is_not_shown_and_clocks_may_differ(tmp_path: Path) -> None:
     directory = StageDirectory(tmp_path)
     say(directory, 4, time=time.time() + 3600)  # An attempt on a machine whose clock is ahead,
-    watch = StageWatch("grpo", directory)
+    watch = StageWatch("policy", directory)
     assert watch.look() is None
     say(directory, 5, time=time.time() - 3600)  # and one on a machine whose clock is behind.
     progress = watch.look()
@@ -84,7 +84,7 @@ def test_progress_of_an_earlier_attempt_is_not_shown_and_clocks_may_differ(tmp_p
 
 def test_damaged_files_say_nothing_and_end_nothing(tmp_path: Path) -> None:
     directory = StageDirectory(tmp_path)
-    watch = StageWatch("grpo", directory)
+    watch = StageWatch("policy", directory)
     directory.metrics_path.write_bytes(b'{"step": 1, "kl/a": 0.25}\n{"step": 2, "kl\x00\n')
     directory.timings_path.mkdir()
     for damaged in ("{", "[]", "{}", '{"step": 1, "total": 2, "phase": "x", "values": 3}', "null"):

@@ -72,7 +72,7 @@ class World:
             config={
                 "registry": {"model_name": NAME},
                 "tracking": {"uri": uri, "experiment": "test"},
-                "lineage": {"run_id": "run-1", "dataset_sha256": "da" * 32, "spec_hashes": {"grpo": "ab12"}, **lineage},
+                "lineage": {"run_id": "run-1", "dataset_sha256": "da" * 32, "spec_hashes": {"policy": "ab12"}, **lineage},
             },
             inputs={
                 "policy": Artifact(path=str(policy), sha256=path_digest(policy)),
@@ -133,7 +133,7 @@ def test_two_generations_of_champions(prepared: World, policies: dict[str, Path]
     assert tags["tidegate.gate_verdict"] == "pass"
     assert tags["tidegate.run_id"] == "run-1"
     assert tags["tidegate.dataset_sha256"] == "da" * 32
-    assert tags["tidegate.spec.grpo"] == "ab12"
+    assert tags["tidegate.spec.policy"] == "ab12"
     assert tags["tidegate.promoted_from"] == ""
     assert world.client.get_run(version.run_id).data.tags["tidegate.stage"] == "register"
     assert not (directory.path / "scratch").exists()

@@ -183,7 +183,7 @@ def run(tmp_path: Path) -> dict:
         "stages": [
             stage(tmp_path, "check_data", data, {"quarantine.parquet": make_quarantine}, once),
             stage(tmp_path, "reward_model", {}, {}, [{"train/loss": 0.7, "train/accuracy": 0.5}] * 3),
-            stage(tmp_path, "grpo", {}, {}, grpo),
+            stage(tmp_path, "policy", {}, {}, grpo),
             stage(tmp_path, "evaluate", {}, {"evaluation": make_evaluation}),
             stage(tmp_path, "gate", {}, {"gate.json": lambda path: write(path, gate())}),
         ],
@@ -243,7 +243,7 @@ def test_a_failed_verdict_names_its_reasons(run, tmp_path):
 
 
 def test_an_unfinished_run_still_has_a_report(tmp_path):
-    directory = tmp_path / "stages" / "grpo" / "1"
+    directory = tmp_path / "stages" / "policy" / "1"
     write(directory / "error.json", {"type": "TrainingDivergedError", "exit_code": 5, "message": "loss is <nan>"})
     (directory / "result.json").write_text("{broken", encoding="utf-8")
     run = {
@@ -279,7 +279,7 @@ def test_the_same_run_gives_the_same_bytes(run, tmp_path):
 def test_each_metric_is_drawn_once():
     row = {"reward/mean": 1.0, "reward/sentiment_mean": 0.5, "policy/loss": 0.1, "rollout/sampler_trainer_kl_nats": 0.0}
     metrics = [{"step": 1, "kl/once": 1.0, **row}, {"step": 2, **row}]
-    charts = stage_charts("grpo", metrics)
+    charts = stage_charts("policy", metrics)
     names = [name for chart in charts for name in chart["names"]]
     assert sorted(names) == ["policy/loss", "reward/mean", "reward/sentiment_mean"]
 

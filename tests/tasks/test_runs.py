@@ -72,7 +72,7 @@ def test_the_champion_is_asked_for_once_and_a_complete_run_keeps_it(scripted, mo
 
     monkeypatch.setattr(tasks.champion, "current_champion", current_champion)
     first = run(scripted)
-    assert asked == [first.state.finished["grpo"].result.summary["weights_sha256"]]
+    assert asked == [first.state.finished["policy"].result.summary["weights_sha256"]]
     assert "champion" in json.loads(first.state.finished["evaluate"].directory.spec_path.read_text())["inputs"]
     assert first.record.champion is not None
     assert first.record.champion.version == "7"
@@ -98,10 +98,10 @@ def test_a_complete_run_whose_policy_is_trained_anew_meets_the_champion_of_now(s
     assert lines["evaluate"].spec is not None
     assert lines["evaluate"].spec.inputs["champion"].path == found["path"]
     # A directory deleted, or another version of a stage: the weights become others.
-    shutil.rmtree(scripted.stage_directories("grpo")[0])
+    shutil.rmtree(scripted.stage_directories("policy")[0])
     lines = {line.name: line for line in plan_of(ChainState.begin(config_of(scripted)))}
     assert lines["evaluate"].state is PlanState.WAITS
-    scripted.script({"grpo": {"steps": 2}})
+    scripted.script({"policy": {"steps": 2}})
     with PipelineRun(config_of(scripted)) as pipeline:
         for name in NAMES[:4]:
             pipeline.run_stage(name)
@@ -160,7 +160,7 @@ def test_the_tracker_hears_of_every_stage(scripted) -> None:  # type: ignore[no-
     scripted.script({"evaluate": {"raise": ["EvaluationError", "no scores"]}})
     with pytest.raises(EvaluationError, match="no scores"):
         run(scripted)
-    assert ("started", "grpo", False) in SilentTracker.calls
+    assert ("started", "policy", False) in SilentTracker.calls
     assert ("finished", "evaluate", "EvaluationError") in SilentTracker.calls
     assert SilentTracker.calls[-1] == ("close", "Failed")
 
@@ -233,7 +233,7 @@ def test_a_failed_run_has_a_report_of_its_own(scripted, monkeypatch) -> None:  #
     import tasks.report
 
     monkeypatch.setattr(tasks.report, "write_report", lambda view, output, root: output.write_text(json.dumps(view)))
-    scripted.script({"grpo": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
+    scripted.script({"policy": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
     with pytest.raises(TrainingDivergedError):
         run(scripted)
     report = report_path(scripted.root, find_run(scripted.root, "latest").run_id)
@@ -255,9 +255,9 @@ def test_a_short_outage_of_the_registry_forgets_nothing(scripted, monkeypatch) -
     assert record.state is RunState.FAILED
     assert (record.gate, record.model) == (first.record.gate, first.record.model)
     # What the gate was about is trained anew: its word, and what was registered on it, are of the past.
-    (directory,) = scripted.stage_directories("grpo")
+    (directory,) = scripted.stage_directories("policy")
     shutil.rmtree(directory)
-    scripted.script({"grpo": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
+    scripted.script({"policy": {"raise": ["TrainingDivergedError", "loss is NaN"]}})
     with pytest.raises(TrainingDivergedError):
         run(scripted)
     record = find_run(scripted.root, "latest")
@@ -267,13 +267,13 @@ def test_a_short_outage_of_the_registry_forgets_nothing(scripted, monkeypatch) -
 def test_ids_of_mlflow_outlive_an_outage(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     from scripted_stages.replace import SilentTracker
 
-    found: dict[str, Any] = {"run_id": "one", "stages": {"grpo": "two"}}
+    found: dict[str, Any] = {"run_id": "one", "stages": {"policy": "two"}}
     monkeypatch.setattr(SilentTracker, "mlflow_ids", lambda _tracker: found)
     first = run(scripted)
     assert first.record.mlflow == found
     found = {"run_id": None, "stages": {"gate": "three"}}
     again = run(scripted)
-    assert again.record.mlflow == {"run_id": "one", "stages": {"grpo": "two", "gate": "three"}}
+    assert again.record.mlflow == {"run_id": "one", "stages": {"policy": "two", "gate": "three"}}
 
 
 def test_a_run_that_cannot_begin_gives_its_lock_back(scripted, monkeypatch) -> None:  # type: ignore[no-untyped-def]

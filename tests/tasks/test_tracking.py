@@ -58,8 +58,8 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     data = tmp_path / "rl_prompts.parquet"
     data.write_bytes(b"x")
     tracker = make_tracker("demo-1", config, root, poll_seconds=0.1)
-    directory = make_stage(root, "grpo", data, algorithm={"name": "grpo", "learning_rate": 1e-6})
-    tracker.stage_started("grpo", directory.path)
+    directory = make_stage(root, "policy", data, algorithm={"name": "grpo", "learning_rate": 1e-6})
+    tracker.stage_started("policy", directory.path)
     write_rows(directory.metrics_path, range(1, 4))
     write_rows(directory.timings_path, range(1, 4), "time/step_seconds")
     deadline = time.monotonic() + 60
@@ -67,12 +67,12 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
         tracker.poll()
         time.sleep(0.1)
     store = Store(config, root)
-    while time.monotonic() < deadline and store.steps("grpo") != [1, 2, 3]:
+    while time.monotonic() < deadline and store.steps("policy") != [1, 2, 3]:
         time.sleep(0.2)
-    assert store.steps("grpo") == [1, 2, 3]
-    assert store.runs("grpo")[0].info.status == "RUNNING"
+    assert store.steps("policy") == [1, 2, 3]
+    assert store.runs("policy")[0].info.status == "RUNNING"
     write_rows(directory.metrics_path, range(4, 6))
-    tracker.stage_finished("grpo", finish(directory, reward_mean_last=0.5, policy={"kl": 0.1}, text="yes"))
+    tracker.stage_finished("policy", finish(directory, reward_mean_last=0.5, policy={"kl": 0.1}, text="yes"))
     gate = make_stage(root, "gate")
     tracker.stage_started("gate", gate.path)
     guards = [{"name": "length.ratio_range", "value": 1.1}, {"name": "unmeasured", "value": None}]
@@ -83,9 +83,9 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
     (root / "runs" / "demo-1" / "report.html").write_text("<html></html>")
     tracker.close("Failed")
 
-    assert store.steps("grpo") == [1, 2, 3, 4, 5]
-    assert store.steps("grpo", "time/step_seconds") == [1, 2, 3]
-    (pipeline,), (stage,), (register,) = store.runs("pipeline"), store.runs("grpo"), store.runs("register")
+    assert store.steps("policy") == [1, 2, 3, 4, 5]
+    assert store.steps("policy", "time/step_seconds") == [1, 2, 3]
+    (pipeline,), (stage,), (register,) = store.runs("pipeline"), store.runs("policy"), store.runs("register")
     assert stage.data.tags["mlflow.parentRunId"] == pipeline.info.run_id
     assert (pipeline.info.status, stage.info.status, register.info.status) == ("FAILED", "FINISHED", "FAILED")
     assert pipeline.data.params == {
@@ -96,8 +96,8 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
         "rewards": '[{"kind": "truncation"}]',
     }
     assert pipeline.data.metrics == {
-        "grpo/reward_mean_last": 0.5,
-        "grpo/policy/kl": 0.1,
+        "policy/reward_mean_last": 0.5,
+        "policy/policy/kl": 0.1,
         "gate/primary/value": 0.2,
         "gate/guards/length.ratio_range": 1.1,
     }
@@ -121,23 +121,23 @@ def test_a_run_and_its_stages(tmp_path: Path, root: Path) -> None:
 
     # The same run again: the same MLflow runs, nothing twice. Another run reuses the stage: a run of its own.
     again = make_tracker("demo-1", config, root, poll_seconds=0.1)
-    again.stage_started("grpo", directory.path, cached=True)
-    again.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
+    again.stage_started("policy", directory.path, cached=True)
+    again.stage_finished("policy", StageDirectory(directory.path).result())  # type: ignore[arg-type]
     again.close("Completed")
-    assert store.steps("grpo") == [1, 2, 3, 4, 5]
+    assert store.steps("policy") == [1, 2, 3, 4, 5]
     assert store.runs("pipeline")[0].info.status == "FINISHED"
     other = make_tracker("demo-2", config, root, poll_seconds=0.1)
-    other.stage_started("grpo", directory.path, cached=True)
-    other.stage_finished("grpo", StageDirectory(directory.path).result())  # type: ignore[arg-type]
+    other.stage_started("policy", directory.path, cached=True)
+    other.stage_finished("policy", StageDirectory(directory.path).result())  # type: ignore[arg-type]
     other.close("Completed")
-    cached = [run for run in store.runs("grpo") if run.info.run_id != stage.info.run_id]
+    cached = [run for run in store.runs("policy") if run.info.run_id != stage.info.run_id]
     assert [run.data.tags["tidegate.cached_from"] for run in cached] == [stage.info.run_id]
     assert cached[0].data.metrics["summary/reward_mean_last"] == 0.5
 
 
 def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> None:
     config = make_config()
-    done, stopped = make_stage(root, "reward_model"), make_stage(root, "grpo")
+    done, stopped = make_stage(root, "reward_model"), make_stage(root, "policy")
     write_rows(stopped.metrics_path, range(1, 3))
     code = (
         "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
@@ -159,13 +159,13 @@ def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> N
     write_rows(stopped.metrics_path, range(3, 5))
     finish(done, accuracy=0.9)
     store = Store(config, root)
-    assert store.runs("grpo")[0].info.status == "RUNNING"
+    assert store.runs("policy")[0].info.status == "RUNNING"
     tracker = make_tracker("next", config, root, poll_seconds=0.1)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not JournalFile(root, "killed").read().settled:  # type: ignore[union-attr]
         time.sleep(0.1)
     tracker.close("Completed")
-    assert store.runs("grpo")[0].info.status == "KILLED"
+    assert store.runs("policy")[0].info.status == "KILLED"
     assert store.runs("reward_model")[0].info.status == "FINISHED"
     assert store.runs("reward_model")[0].data.metrics["summary/accuracy"] == 0.9
     assert {run.data.tags["tidegate.run_id"]: run.info.status for run in store.runs("pipeline")} == {
@@ -173,7 +173,7 @@ def test_what_a_killed_process_left_is_finished_by_the_next_one(root: Path) -> N
         "next": "FINISHED",
     }
     assert {run.data.tags["tidegate.state"] for run in store.runs("pipeline")} == {"Interrupted", "Completed"}
-    assert store.steps("grpo") == [1, 2, 3, 4]
+    assert store.steps("policy") == [1, 2, 3, 4]
 
 
 def test_states_and_errors_have_their_status() -> None:
@@ -192,17 +192,17 @@ def test_states_and_errors_have_their_status() -> None:
 def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An unreachable server: one warning, quick calls, all of it sent by a later run that reaches one."""
     port = free_port()
-    directory = make_stage(root, "grpo")
+    directory = make_stage(root, "policy")
     write_rows(directory.metrics_path, range(1, 4))
     started = time.monotonic()
     with caplog.at_level(logging.INFO, logger="tasks.tracking"):
         tracker = make_tracker("r1", make_config(f"http://127.0.0.1:{port}"), root, poll_seconds=0.05)
-        tracker.stage_started("grpo", directory.path)
+        tracker.stage_started("policy", directory.path)
         for _ in range(20):
             tracker.poll()
         assert time.monotonic() - started < 2.0
         time.sleep(1.0)
-        tracker.stage_finished("grpo", finish(directory))
+        tracker.stage_finished("policy", finish(directory))
         tracker.close("Completed")
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1, [record.getMessage() for record in warnings]
@@ -219,17 +219,17 @@ def test_nothing_raises_and_nothing_waits_when_nothing_answers(root: Path, caplo
     elsewhere.close("Completed")
     assert waiting.read().settled  # type: ignore[union-attr]
     assert not JournalFile(root, "r1").read().settled  # type: ignore[union-attr]
-    assert Store(make_config(), root).runs("grpo") == []
+    assert Store(make_config(), root).runs("policy") == []
 
 
 def test_a_later_run_with_the_same_store_sends_the_rest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make_stage(root, "grpo")
+    directory = make_stage(root, "policy")
     write_rows(directory.metrics_path, range(1, 4))
     with monkeypatch.context() as down:
         down.setattr(tasks.tracking, "connect", unreachable)
         tracker = make_tracker("r1", make_config(), root, poll_seconds=0.05)
-        tracker.stage_started("grpo", directory.path)
-        tracker.stage_finished("grpo", finish(directory))
+        tracker.stage_started("policy", directory.path)
+        tracker.stage_finished("policy", finish(directory))
         tracker.close("Completed")
     assert tracker.mlflow_ids() == {"run_id": None, "stages": {}}
     later = make_tracker("r2", make_config(), root, poll_seconds=0.05)
@@ -238,7 +238,7 @@ def test_a_later_run_with_the_same_store_sends_the_rest(root: Path, monkeypatch:
         time.sleep(0.1)
     later.close("Completed")
     store = Store(make_config(), root)
-    assert store.steps("grpo") == [1, 2, 3]
+    assert store.steps("policy") == [1, 2, 3]
     assert {run.info.status for run in store.runs("pipeline")} == {"FINISHED"}
 
 
@@ -247,16 +247,16 @@ def unreachable(*_args: object) -> None:
 
 
 def test_a_store_that_is_silent_takes_no_known_id_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make_stage(root, "grpo")
+    directory = make_stage(root, "policy")
     tracker = make_tracker("r", make_config(), root, poll_seconds=0.05)
-    tracker.stage_started("grpo", directory.path)
-    tracker.stage_finished("grpo", finish(directory))
+    tracker.stage_started("policy", directory.path)
+    tracker.stage_finished("policy", finish(directory))
     tracker.close("Completed")
     known = tracker.mlflow_ids()
-    assert known == {"run_id": known["run_id"], "stages": {"grpo": known["stages"]["grpo"]}}
+    assert known == {"run_id": known["run_id"], "stages": {"policy": known["stages"]["policy"]}}
     monkeypatch.setattr(tasks.tracking, "connect", unreachable)
     again = make_tracker("r", make_config(), root, poll_seconds=0.05)
-    again.stage_started("grpo", directory.path, cached=True)
+    again.stage_started("policy", directory.path, cached=True)
     assert again.mlflow_ids() == known
     again.close("Failed")
     assert again.mlflow_ids() == known
@@ -268,8 +268,8 @@ def test_a_store_that_is_silent_takes_no_known_id_away(root: Path, monkeypatch: 
 def test_a_full_disk_or_a_file_in_the_way_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs").write_text("a file where a folder should be")
     tracker = make_tracker("r", make_config(), tmp_path)
-    tracker.stage_started("grpo", tmp_path / "x")
-    tracker.stage_finished("grpo", ValueError("boom"))
+    tracker.stage_started("policy", tmp_path / "x")
+    tracker.stage_finished("policy", ValueError("boom"))
     tracker.poll()
     tracker.close("Failed")
     assert "tracking could not start" in caplog.text
@@ -330,9 +330,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Itera
 @pytest.mark.slow
 def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: Path, server: Server) -> None:
     root, config = tmp_path / "root", make_config(server.uri)
-    directory = make_stage(root, "grpo")
+    directory = make_stage(root, "policy")
     tracker = make_tracker("r", config, root, poll_seconds=0.05)
-    tracker.stage_started("grpo", directory.path)
+    tracker.stage_started("policy", directory.path)
     for step in range(1, 400):
         write_rows(directory.metrics_path, range(step, step + 1))
         tracker.poll()
@@ -345,11 +345,11 @@ def test_a_server_killed_and_started_again_loses_and_doubles_nothing(tmp_path: P
         if step == 250:
             server.start()
         time.sleep(0.005)
-    tracker.stage_finished("grpo", finish(directory))
+    tracker.stage_finished("policy", finish(directory))
     tracker.close("Completed")
     store = Store(config, root)
-    assert store.steps("grpo") == list(range(1, 400))
-    (run,) = store.runs("grpo")
+    assert store.steps("policy") == list(range(1, 400))
+    (run,) = store.runs("policy")
     assert run.info.status == "FINISHED"
     assert [f.path for f in store.client.list_artifacts(run.info.run_id)] == ["gate.json"]
 

@@ -58,30 +58,30 @@ def world(tmp_path: Path, empty_store: Path) -> World:
 
 @pytest.mark.parametrize("seen_running", [True, False])
 def test_a_second_attempt_that_ends_like_the_first_is_sent_too(world: World, seen_running: bool) -> None:
-    stage = make_stage(world.root, "grpo")
+    stage = make_stage(world.root, "policy")
     write_rows(stage.metrics_path, range(1, 3))
-    world.note("grpo", stage.path, KILLED, 10.0, "pre-empted")
+    world.note("policy", stage.path, KILLED, 10.0, "pre-empted")
     store = world.send()
-    assert store.run("grpo").info.end_time == 10_000
+    assert store.run("policy").info.end_time == 10_000
     if seen_running:
-        world.note("grpo", stage.path)
+        world.note("policy", stage.path)
         store = world.send()
-        assert store.run("grpo").info.status == "RUNNING"
+        assert store.run("policy").info.status == "RUNNING"
     write_rows(stage.metrics_path, range(3, 5))
-    world.note("grpo", stage.path, KILLED, 20.0, "pre-empted again")
+    world.note("policy", stage.path, KILLED, 20.0, "pre-empted again")
     store = world.send()
-    assert store.steps("grpo") == [1, 2, 3, 4]
-    assert (store.run("grpo").info.status, store.run("grpo").info.end_time) == ("KILLED", 20_000)
-    assert store.run("grpo").data.tags["tidegate.error"] == "pre-empted again"
+    assert store.steps("policy") == [1, 2, 3, 4]
+    assert (store.run("policy").info.status, store.run("policy").info.end_time) == ("KILLED", 20_000)
+    assert store.run("policy").data.tags["tidegate.error"] == "pre-empted again"
 
 
 def test_a_stage_that_succeeds_at_last_has_no_error(world: World) -> None:
-    stage = make_stage(world.root, "grpo")
-    world.note("grpo", stage.path, FAILED, 10.0, "DataError: bad row")
-    assert world.send().run("grpo").data.tags["tidegate.error"] == "DataError: bad row"
+    stage = make_stage(world.root, "policy")
+    world.note("policy", stage.path, FAILED, 10.0, "DataError: bad row")
+    assert world.send().run("policy").data.tags["tidegate.error"] == "DataError: bad row"
     finish(stage)
-    world.note("grpo", stage.path, FINISHED, 20.0)
-    run = world.send().run("grpo")
+    world.note("policy", stage.path, FINISHED, 20.0)
+    run = world.send().run("policy")
     assert (run.info.status, run.data.tags["tidegate.error"]) == ("FINISHED", "")
 
 
@@ -131,9 +131,9 @@ def test_every_param_arrives_in_requests_that_a_server_takes(world: World, monke
         log_batch(run_id, **entries)
 
     monkeypatch.setattr(world.client, "log_batch", count)
-    stage = make_stage(world.root, "grpo", **{f"knob_{index}": index for index in range(230)})
-    world.note("grpo", stage.path)
-    params = world.send().run("grpo").data.params
+    stage = make_stage(world.root, "policy", **{f"knob_{index}": index for index in range(230)})
+    world.note("policy", stage.path)
+    params = world.send().run("policy").data.params
     assert {f"knob_{index}" for index in range(230)} | {"seed", "stage_version"} == params.keys()
     assert max(sizes) == 100
 

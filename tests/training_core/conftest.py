@@ -15,7 +15,7 @@ TOPICS = ("the sea", "a cat and a dog", "bread", "a train", "an old book")
 
 
 @dataclass(frozen=True)
-class GrpoStage:
+class RlStage:
     """Builds configs and runs the stage in this process."""
 
     prompts: Path
@@ -37,38 +37,38 @@ class GrpoStage:
         return {"algorithm": {**base, **algorithm}, "rollout": rollout or plain, "rewards": rewards}
 
     def context(self, path: Path, model: Path, config: dict[str, Any]) -> Any:
-        from training_core.config.algorithms import GrpoStageConfig
+        from training_core.config.algorithms import PolicyStageConfig
         from training_core.protocol.context import StageContext
         from training_core.protocol.digests import path_digest
         from training_core.protocol.directory import StageDirectory
         from training_core.records import Artifact, StageSpec
         from training_core.stages import STAGES
 
-        resolved = GrpoStageConfig.model_validate(config).model_dump(mode="json")
+        resolved = PolicyStageConfig.model_validate(config).model_dump(mode="json")
         inputs = {
             "model": Artifact(path=str(model), sha256=path_digest(model)),
             "rl_prompts": Artifact(path=str(self.prompts), sha256=path_digest(self.prompts)),
         }
-        spec = StageSpec(stage="grpo", stage_version=STAGES["grpo"].version, config=resolved, inputs=inputs, seed=3)
+        spec = StageSpec(stage="policy", stage_version=STAGES["policy"].version, config=resolved, inputs=inputs, seed=3)
         directory = StageDirectory(path)
         directory.prepare(spec)
         return StageContext(spec, directory)
 
     def run(self, path: Path, model: Path, config: dict[str, Any]) -> dict[str, Any]:
         """Run the stage in directory `path`; return its summary."""
-        from training_core.stages import grpo
+        from training_core.stages import policy
 
-        return grpo.run(self.context(path, model, config)).summary
+        return policy.run(self.context(path, model, config)).summary
 
 
 @pytest.fixture(scope="session")
-def grpo_stage(tmp_path_factory: pytest.TempPathFactory) -> GrpoStage:
+def rl_stage(tmp_path_factory: pytest.TempPathFactory) -> RlStage:
     path = tmp_path_factory.mktemp("prompts") / "rl_prompts.parquet"
     messages = [[{"role": "user", "content": f"Write about {topic}."}] for topic in TOPICS]
     names = [f"p{i}" for i in range(len(TOPICS))]
     columns = {"prompt_id": names, "group_id": names, "prompt_messages": messages, "extra": ["{}"] * len(names)}
     pq.write_table(pa.table(columns), path)
-    return GrpoStage(path)
+    return RlStage(path)
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,72 @@ def test_a_manifest_of_another_shape_or_step_is_damage(tmp_path: Path, manifest:
     assert store.latest().step == 1
 
 
+def steps_in(path: Path) -> list[int]:
+    return sorted(int(p.name.removeprefix("step_")) for p in path.glob("step_*"))
+
+
+def test_the_best_are_kept_besides_the_last(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=2)
+    kept = []
+    for step, score in enumerate([0.5, 0.9, None, 0.7, 0.9, 0.1], start=1):
+        assert store.save(step, write_state(str(step)), score).score == score
+        kept.append(steps_in(tmp_path))
+    assert kept == [[1], [1, 2], [1, 2, 3], [2, 4], [2, 5], [2, 5, 6]]
+    best = CheckpointStore(tmp_path).best()
+    assert best is not None
+    assert (best.step, best.score) == (2, 0.9)
+    # A damaged one is not the best any more.
+    (tmp_path / "step_000002" / "state").write_text("X")
+    assert store.best().step == 5
+    with pytest.raises(ValueError, match="finite"):
+        store.save(7, write_state("7"), float("nan"))
+    assert store.latest().step == 6
+
+
+def test_without_a_score_there_is_no_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
+    for step in (1, 2):
+        store.save(step, write_state(str(step)))
+    assert (store.best(), steps_in(tmp_path)) == (None, [2])
+
+
+def test_a_pinned_step_survives_one_pruning(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(3, write_state("3"))
+    store.save(4, write_state("4"), pinned={3})
+    assert steps_in(tmp_path) == [3, 4]
+    assert store.latest(lambda step: step % 3 == 0).step == 3
+    assert store.latest(lambda step: step % 5 == 0) is None
+    store.save(6, write_state("6"))
+    assert steps_in(tmp_path) == [6]
+
+
+def test_later_checkpoints_can_be_removed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=9)
+    for step in range(1, 6):
+        store.save(step, write_state(str(step)))
+    (tmp_path / ".tmp_step_000004" / "left").mkdir(parents=True)
+    store.remove_after(3)
+    assert sorted(os.listdir(tmp_path)) == ["step_000001", "step_000002", "step_000003"]
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 10
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free))
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, write_state("x" * 3000))  # There is none to compare with.
+
+    def never(path: Path) -> None:
+        raise AssertionError("written")
+
+    with pytest.raises(errors.DiskFullError, match=r"10 bytes = 0\.0 MiB are free .* step_000001, takes 3\d\d\d bytes"):
+        store.save(2, never)
+    assert sorted(os.listdir(tmp_path)) == ["step_000001"]
+    free = 4000
+    store.save(2, write_state("again"))
+    assert store.latest().step == 2
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, code: int) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)

@@ -25,7 +25,7 @@ print(len(found), torch.empty(3).isnan().any().item())
 """
 
 
-@pytest.mark.parametrize("stage", ["grpo", "reward_model", "evaluate"])
+@pytest.mark.parametrize("stage", ["policy", "reward_model", "evaluate"])
 def test_stages_choose_deterministic_kernels(stage: str) -> None:
     code = (
         f"import torch, training_core.stages.{stage} as stage\n"

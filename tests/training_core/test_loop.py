@@ -1,7 +1,8 @@
-"""The training loop around a trainer that only counts: resume, pre-emption, damaged checkpoints."""
+"""The training loop around a trainer that only counts: resume, pre-emption, damaged checkpoints, the best one."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from training_core.errors import ArtifactError, PreemptedError
+from training_core.errors import ArtifactError, ConfigurationError, PreemptedError
 from training_core.loop import (
+    LoopReport,
     LoopSettings,
     StepAbandonedError,
     StepRecord,
@@ -59,7 +61,7 @@ class CountingTrainer:
 
 
 def new_context(path: Path) -> StageContext:
-    spec = StageSpec(stage="grpo", stage_version=1, config={})
+    spec = StageSpec(stage="policy", stage_version=1, config={})
     directory = StageDirectory(path)
     directory.prepare(spec)
     return StageContext(spec, directory)
@@ -132,10 +134,72 @@ def test_no_valid_checkpoint_is_an_error_and_not_a_new_start(tmp_path: Path) -> 
     assert deterministic_files(tmp_path / "ruined") == before
 
 
-def test_a_finished_training_does_no_step_again(tmp_path: Path) -> None:
+def test_a_finished_training_does_no_step_again(tmp_path: Path, uninterrupted: list[str]) -> None:
     context = new_context(tmp_path / "done")
+    reports = [run_loop(context, CountingTrainer(context), SETTINGS)]
+    trainer = CountingTrainer(context, kill_in=1)
+    reports.append(run_loop(context, trainer, SETTINGS))
+    assert reports == [LoopReport(steps=7, best_step=None, num_roll_backs=0)] * 2
+    assert trainer.total == sum(range(1, 8))
+    assert deterministic_files(tmp_path / "done") == uninterrupted
+
+
+def test_more_steps_done_than_asked_for_is_an_error(tmp_path: Path) -> None:
+    context = new_context(tmp_path)
     run_loop(context, CountingTrainer(context), SETTINGS)
-    run_loop(context, CountingTrainer(context, kill_in=1), SETTINGS)
+    before = deterministic_files(tmp_path)
+    with pytest.raises(ArtifactError, match="checkpoint of 7 steps, but only 5 are asked for"):
+        run_loop(context, CountingTrainer(context), dataclasses.replace(SETTINGS, num_steps=5))
+    assert deterministic_files(tmp_path) == before
+
+
+@pytest.mark.parametrize("kept", [[], [1, 3], [1, 2, 2, 3]])
+def test_rows_of_metrics_that_are_gone_are_an_error(tmp_path: Path, kept: list[int]) -> None:
+    context = new_context(tmp_path)
+    with pytest.raises(Killed):
+        run_loop(context, CountingTrainer(context, kill_in=5), SETTINGS)
+    lines = context.directory.metrics_path.read_text().splitlines(keepends=True)
+    context.directory.metrics_path.write_text("".join(lines[step - 1] for step in kept))
+    with pytest.raises(ArtifactError, match="one row for each of the 3 steps"):
+        run_loop(context, CountingTrainer(context), SETTINGS)
+
+
+class ScoredTrainer(CountingTrainer):
+    """Reports a score that is best after step 4; an off-schedule step 5 has an even better one."""
+
+    def train_step(self, step: int) -> StepRecord:
+        record = super().train_step(step)
+        scores = {1: 0.1, 2: 0.2, 3: 0.9, 4: 0.8, 5: 0.99, 6: 0.3, 8: 0.5}
+        record.metrics.update({"test/score": scores[step]} if step in scores else {})
+        return record
+
+
+BEST = LoopSettings(8, 2, 1, "test", keep_best_checkpoints=1, best_metric="test/score")
+
+
+@pytest.mark.parametrize("stop_in", [0, 3, 5, 7])
+def test_the_best_checkpoint_is_kept_and_reported(tmp_path: Path, stop_in: int) -> None:
+    context = new_context(tmp_path)
+    if stop_in:
+        with pytest.raises(PreemptedError):
+            run_loop(context, ScoredTrainer(context, stop_in=stop_in), BEST)
+        context = new_context(tmp_path)
+    report = run_loop(context, ScoredTrainer(context), BEST)
+    # Not 3 or 5: whether there is a checkpoint depends on when the process was stopped.
+    assert report == LoopReport(steps=8, best_step=4, num_roll_backs=0)
+    assert sorted(path.name for path in context.directory.checkpoints_path.iterdir()) == ["step_000004", "step_000008"]
+
+
+def test_a_best_metric_that_is_not_reported_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    context = new_context(tmp_path)
+    settings = dataclasses.replace(BEST, best_metric="test/scroe")
+    assert run_loop(context, ScoredTrainer(context), settings).best_step is None
+    assert "step 2 reports no test/scroe, so it cannot be the best; it has test/score, test/total" in caplog.text
+
+
+def test_the_best_needs_a_metric() -> None:
+    with pytest.raises(ConfigurationError, match="keep_best_checkpoints is 2, but best_metric"):
+        LoopSettings(8, 2, 1, "test", keep_best_checkpoints=2)
 
 
 def test_samples_reach_the_disk_before_they_replace_the_old_ones(

@@ -16,12 +16,14 @@ import torch
 
 from training_core.config.reward_model import RewardModelConfig
 from training_core.config.rewards import RewardModelReward
+from training_core.data.tables import build_pair_table
 from training_core.models.heads import load_reward_model, score_token_ids
 from training_core.models.loading import load_tokenizer
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import path_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageSpec, StopReason
+from training_core.reward_modelling import measure, members
 from training_core.rewards.base import RewardContext
 from training_core.rewards.model import load_reward_part
 from training_core.stages import reward_model as stage
@@ -76,8 +78,9 @@ def finished(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def validation_ids(inputs: dict[str, Path], which: str) -> list[list[int]]:
-    pairs = stage.encode_pairs(stage.read_pairs(inputs["validation_pairs"]), load_tokenizer(inputs["model"]), limit=512)
-    return [getattr(pair, which) for pair in pairs]
+    tokenizer, path = load_tokenizer(inputs["model"]), inputs["model"].parent / "validation.arrow"
+    pairs = build_pair_table(inputs["validation_pairs"], tokenizer, 512, path)
+    return list(getattr(pairs, which))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -111,7 +114,7 @@ def test_the_trained_weights_are_gone_before_the_saved_ones_are_loaded(
 ) -> None:
     trained: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
-    new, load = stage.new_reward_model, stage.load_reward_model
+    new, load = members.new_reward_model, measure.load_reward_model
 
     def remember(*arguments: Any) -> Any:
         model = new(*arguments)
@@ -122,8 +125,8 @@ def test_the_trained_weights_are_gone_before_the_saved_ones_are_loaded(
         alive.append(sum(reference() is not None for reference in trained))
         return load(*arguments)
 
-    monkeypatch.setattr(stage, "new_reward_model", remember)
-    monkeypatch.setattr(stage, "load_reward_model", count)
+    monkeypatch.setattr(members, "new_reward_model", remember)
+    monkeypatch.setattr(measure, "load_reward_model", count)
     stage.run(make_context(tmp_path, inputs, num_epochs=1))
     assert len(trained) > 10
     assert alive == [0]

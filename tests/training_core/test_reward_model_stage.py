@@ -16,16 +16,20 @@ import torch
 from pydantic import ValidationError
 
 from training_core.config.reward_model import RewardModelConfig
+from training_core.data.tables import build_pair_table
 from training_core.errors import ArtifactError, DataError, EvaluationError, PreemptedError, TrainingDivergedError
 from training_core.loop import StepRecord
 from training_core.metrics import MetricSums, read_metrics
 from training_core.models.chat import encode_conversation
 from training_core.models.heads import RewardModel, load_reward_model, new_reward_model, score_token_ids
 from training_core.models.loading import load_tokenizer
+from training_core.ops import reward_losses
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import path_digest, tree_digest
 from training_core.protocol.directory import StageDirectory
 from training_core.records import Artifact, StageOutcome, StageSpec
+from training_core.reward_modelling.objectives import PairObjective
+from training_core.reward_modelling.trainer import STATE_FILE, RewardTrainer
 from training_core.stages import reward_model as stage
 
 GOOD = ("good", "happy", "warm", "wonderful")
@@ -144,15 +148,23 @@ def test_a_copy_of_a_checkpoint_is_no_checkpoint(inputs: dict[str, Path], finish
     assert_same_run(tmp_path, stage.run(make_context(tmp_path, inputs)), finished)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"accuracy_before": null}', "[]"])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"member": 0, "before": {"accuracy": "high"}, "finished": []}', '{"member": 0}', "[]"]
+)
 def test_a_damaged_state_file_is_an_artifact_error(inputs: dict[str, Path], tmp_path: Path, content: str) -> None:
     context = make_context(tmp_path, inputs)
     config = RewardModelConfig.model_validate(context.spec.config)
-    pairs = [stage.EncodedPair([1, 2], [3, 2])]
-    trainer = stage.RewardTrainer(context, config, new_reward_model(inputs["model"], seed=0), pairs, pairs, 3)
-    (tmp_path / stage.STATE_FILE).write_text(content)
+    trainer = make_trainer(context, config, inputs)
+    (tmp_path / STATE_FILE).write_text(content)
     with pytest.raises(ArtifactError, match=r"holds no readable stage\.json"):
         trainer.load(tmp_path)
+
+
+def make_trainer(context: StageContext, config: RewardModelConfig, inputs: dict[str, Path]) -> RewardTrainer:
+    table = build_pair_table(
+        inputs["train_pairs"], load_tokenizer(inputs["model"]), 512, context.directory.path / "t.arrow"
+    )
+    return RewardTrainer(context, config, new_reward_model(inputs["model"], 3), PairObjective(table, config.loss), 3)
 
 
 def assert_same_run(path: Path, outcome: StageOutcome, finished: Run) -> None:
@@ -162,17 +174,17 @@ def assert_same_run(path: Path, outcome: StageOutcome, finished: Run) -> None:
     assert tree_digest(path / "outputs") == tree_digest(finished[0] / "outputs")
 
 
-def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[stage.RewardTrainer], None]) -> None:
+def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[RewardTrainer], None]) -> None:
     """Call `act(trainer)` at the end of optimizer step `step`."""
-    original = stage.RewardTrainer.train_step
+    original = RewardTrainer.train_step
 
-    def train_step(self: stage.RewardTrainer, number: int) -> StepRecord:
+    def train_step(self: RewardTrainer, number: int) -> StepRecord:
         record = original(self, number)
         if number == step:
             act(self)
         return record
 
-    monkeypatch.setattr(stage.RewardTrainer, "train_step", train_step)
+    monkeypatch.setattr(RewardTrainer, "train_step", train_step)
 
 
 def test_sigterm_saves_and_the_next_attempt_ends_with_the_same_bits(
@@ -189,17 +201,17 @@ def test_sigterm_saves_and_the_next_attempt_ends_with_the_same_bits(
 def test_sigterm_between_micro_batches_gives_the_step_up(
     inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backward = stage.RewardTrainer.backward
+    backward = RewardTrainer.backward
     calls: list[int] = []
 
-    def stop_in_step_four(self: stage.RewardTrainer, *arguments: Any) -> None:
+    def stop_in_step_four(self: RewardTrainer, *arguments: Any) -> None:
         backward(self, *arguments)
         calls.append(1)
         # Two micro-batches a step: this is the first one of step 4.
         self.context.stop.requested = len(calls) == 7
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.RewardTrainer, "backward", stop_in_step_four)
+        patch.setattr(RewardTrainer, "backward", stop_in_step_four)
         with pytest.raises(PreemptedError, match="after step 3"):
             stage.run(make_context(tmp_path, inputs))
     assert len(calls) == 7
@@ -224,7 +236,7 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
 def test_killed_between_checkpoints_redoes_the_steps_to_the_same_bits(
     inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(trainer: stage.RewardTrainer) -> None:
+    def die(trainer: RewardTrainer) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -258,7 +270,7 @@ def test_killed_in_the_middle_of_a_checkpoint_goes_back_to_the_one_before(
 def test_a_damaged_newest_checkpoint_is_passed_over(
     inputs: dict[str, Path], finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damage(trainer: stage.RewardTrainer) -> None:
+    def damage(trainer: RewardTrainer) -> None:
         newest = trainer.context.directory.checkpoints_path / "step_000004" / "exp_avg.safetensors"
         newest.write_bytes(newest.read_bytes()[:-1] + b"\x01")
         raise KeyboardInterrupt
@@ -273,15 +285,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 def gradient(inputs: dict[str, Path], path: Path, micro_batch_size: int) -> list[torch.Tensor]:
     context = make_context(path, inputs, micro_batch_size=micro_batch_size)
     config = RewardModelConfig.model_validate(context.spec.config)
-    tokenizer = load_tokenizer(inputs["model"])
-    model = new_reward_model(inputs["model"], seed=3)
-    pairs = stage.encode_pairs(stage.read_pairs(inputs["train_pairs"]), tokenizer, limit=512)
-    trainer = stage.RewardTrainer(context, config, model, pairs, pairs, pad_token_id=3)
+    trainer = make_trainer(context, config, inputs)
     items = trainer.step_items(1)
-    lengths = [pair.length for pair in pairs]
-    for indices in stage.micro_batches(items, lengths, micro_batch_size):
-        trainer.backward([pairs[i] for i in indices], len(items), MetricSums())
-    return [p.grad for p in model.parameters() if p.grad is not None]
+    for batch in trainer.micro_batches(items):
+        trainer.backward(batch, len(items), MetricSums())
+    return [p.grad for p in trainer.model.parameters() if p.grad is not None]
 
 
 def test_the_gradient_does_not_depend_on_micro_batches(inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -296,9 +304,7 @@ def test_every_pair_is_used_once_an_epoch_and_the_last_step_takes_the_rest(
 ) -> None:
     context = make_context(tmp_path, inputs, batch_size=10, num_epochs=2)
     config = RewardModelConfig.model_validate(context.spec.config)
-    pairs = [stage.EncodedPair([1, 2], [3, 2]) for _ in range(24)]
-    model = new_reward_model(inputs["model"], seed=0)
-    trainer = stage.RewardTrainer(context, config, model, pairs, pairs, pad_token_id=3)
+    trainer = make_trainer(context, config, inputs)
     steps = [trainer.step_items(step) for step in range(1, trainer.num_steps + 1)]
     assert [len(items) for items in steps] == [10, 10, 10, 10, 8]
     assert sorted(i for items in steps for i in items) == sorted([*range(24), *range(24)])
@@ -336,7 +342,7 @@ def test_a_prompt_on_both_sides_is_refused(inputs: dict[str, Path], tmp_path: Pa
 def test_a_broken_gradient_stops_the_training(
     inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "logsigmoid", lambda x: torch.nn.functional.logsigmoid(x) * float("nan"))
+    monkeypatch.setattr(reward_losses, "logsigmoid", lambda x: torch.nn.functional.logsigmoid(x) * float("nan"))
     with pytest.raises(TrainingDivergedError, match="optimizer step 1"):
         stage.run(make_context(tmp_path, inputs))
 

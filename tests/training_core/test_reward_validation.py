@@ -9,7 +9,7 @@ import torch
 
 from training_core.errors import EvaluationError
 from training_core.models.heads import RewardModel, new_reward_model
-from training_core.stages.reward_validation import PairScores, check_batch_invariance
+from training_core.reward_modelling.validation import PairScores, check_batch_invariance, mean_and_std
 
 SEQUENCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 14, 2]]
 
@@ -23,7 +23,7 @@ def test_ties_count_half_and_loss_is_bradley_terry() -> None:
 
 def test_equal_scores_have_no_scale() -> None:
     with pytest.raises(EvaluationError, match="tells no answers apart"):
-        PairScores(chosen=[0.5, 0.5], rejected=[0.5, 0.5]).mean_and_std()
+        mean_and_std([0.5, 0.5, 0.5, 0.5])
 
 
 def test_the_self_test_notices_a_model_that_ignores_the_mask(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from training_core.config.algorithms import GrpoStageConfig
+from training_core.config.algorithms import PolicyStageConfig
 from training_core.config.evaluation import EvaluateStageConfig
 from training_core.config.rewards import RewardConfig, RewardModelReward, check_part_names
 from training_core.errors import ConfigurationError, EvaluationError
@@ -27,7 +27,7 @@ from training_core.models.loading import load_tokenizer
 from training_core.records import Message, StopReason
 from training_core.registries import REWARD_RULES
 from training_core.rewards.base import RewardContext
-from training_core.rewards.combine import RewardPart, score_answers
+from training_core.rewards.combine import RewardPart, reward_part, score_answers
 from training_core.rewards.model import load_reward_part
 
 PROMPTS = [[Message(role="user", content="Say something.")]] * 3
@@ -181,7 +181,7 @@ def test_an_overlong_buffer_beyond_a_whole_answer_is_refused_before_anything_is_
     rollout = {"engine": "transformers", "max_new_tokens": 16}
     algorithm = {"name": "grpo", "num_steps": 1, "optimizer": {"learning_rate": 1e-3}}
     with pytest.raises(ValidationError, match="at most max_new_tokens = 16"):
-        GrpoStageConfig.model_validate({"algorithm": algorithm, "rollout": rollout, "rewards": [rule]})
+        PolicyStageConfig.model_validate({"algorithm": algorithm, "rollout": rollout, "rewards": [rule]})
     with pytest.raises(ValidationError, match="at most max_new_tokens = 16"):
         EvaluateStageConfig.model_validate({"evaluation": {"metrics": [rule]}, "rollout": rollout})
     longer = {"metrics": [rule], "sampling": {"max_new_tokens": 17}}
@@ -199,8 +199,8 @@ def test_the_reward_model_part_normalises_and_clips(tiny_checkpoint: Path, tmp_p
 
     def scores(**knobs: Any) -> list[float | None]:
         config = RewardModelReward(kind="reward_model", **knobs)
-        part = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
-        return part(PROMPTS[:2], answers, context([2, 1]))
+        function = load_reward_part(config, tmp_path / "rm", tiny_checkpoint, torch.device("cpu"))
+        return score_answers([reward_part(config, function)], PROMPTS[:2], answers, context([2, 1])).totals
 
     assert scores(normalise=False) == raw
     assert scores() == pytest.approx([(value - 0.25) / 0.5 for value in raw])

@@ -28,7 +28,7 @@ from training_core.rollout.base import (
     check_rollouts,
     hand_over_weights,
 )
-from training_core.rollout.batch import build_batch, split_micro_batches
+from training_core.rollout.batch import build_batch, build_micro_batch, by_size, chunks
 from training_core.rollout.build import build_engine, read_eos_token_ids
 from training_core.rollout.scripted import ScriptedEngine
 from training_core.rollout.transformers import TransformersEngine, draw_tokens, keep_top_p
@@ -256,12 +256,15 @@ def test_micro_batches_hold_each_answer_once_and_predict_its_tokens() -> None:
         lambda request: ([20 + request.sample_index] * (request.sample_index + 1), [-1.0] * 3), [20]
     )
     asked = requests(3)
+    rollouts = engine.generate(asked, SamplingSettings(9))
     batch = build_batch(
-        asked,
-        [replace(r, logprobs=r.logprobs[: len(r.token_ids)]) for r in engine.generate(asked, SamplingSettings(9))],
+        [request.prompt_ids for request in asked],
+        [rollout.token_ids for rollout in rollouts],
+        [rollout.logprobs[: len(rollout.token_ids)] for rollout in rollouts],
     )
     seen = []
-    for micro in split_micro_batches(batch, range(len(asked)), 4, 0, torch.device("cpu")):
+    for rows in chunks(by_size(batch, range(len(asked))), batch.total_length, 4, None):
+        micro = build_micro_batch(batch, rows, 0, torch.device("cpu"))
         seen += micro.rows.tolist()
         rebuilt = micro.scatter(micro.targets.float())
         for index, row in enumerate(micro.rows.tolist()):

@@ -30,7 +30,7 @@ from training_core.rollout.base import (
 )
 from training_core.rollout.build import build_engine
 from training_core.rollout.vllm import VllmEngine, receive_weights
-from training_core.stages.grpo_step import GrpoTrainer
+from training_core.rl.trainer import PolicyTrainer
 
 pytestmark = pytest.mark.vllm
 
@@ -126,25 +126,25 @@ def test_greedy_and_top_p(engine: VllmEngine, tiny_checkpoint: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_and_continued_in_another_process_equals_never_killed(
-    tiny_checkpoint: Path, grpo_stage: Any, tmp_path: Path
+    tiny_checkpoint: Path, rl_stage: Any, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    config = grpo_stage.config(
+    config = rl_stage.config(
         rollout={**VLLM, "dtype": "bfloat16"},
         num_steps=3,
         autocast="bfloat16",
         kl={"placement": "loss", "coefficient": 0.1},
     )
     with pytest.MonkeyPatch.context() as patch:
-        original = GrpoTrainer.score
+        original = PolicyTrainer.score
 
-        def copying(self: GrpoTrainer, requests: Any, rows: Any, rollouts: Any) -> Any:
+        def copying(self: PolicyTrainer, requests: Any, rows: Any, rollouts: Any) -> Any:
             if rollouts[0].weight_version == 2:
                 shutil.copytree(whole, killed)  # What a SIGKILL here would leave: a checkpoint of step 2.
             return original(self, requests, rows, rollouts)
 
-        patch.setattr(GrpoTrainer, "score", copying)
-        summary = grpo_stage.run(whole, tiny_checkpoint, config)
+        patch.setattr(PolicyTrainer, "score", copying)
+        summary = rl_stage.run(whole, tiny_checkpoint, config)
     assert not (killed / "outputs" / "policy").exists()
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     command = [sys.executable, "-m", "training_core", str(killed / "spec.json")]

@@ -14,12 +14,12 @@ from training_core.config.algorithms import GrpoConfig
 from training_core.errors import ConfigurationError
 from training_core.models.layers import has_only_full_attention, has_recurrent_layers
 from training_core.ops.masking import lengths_to_mask
+from training_core.rl import layouts
+from training_core.rl.forward import Precision, answer_logprobs, frozen_copy
+from training_core.rl.shared_prompt import SharedPromptBatch
+from training_core.rl.stage import build_optimizer, build_reference, warn_of_approximations
+from training_core.rl.update import PolicyUpdater, Surroundings
 from training_core.rollout.batch import TrajectoryBatch
-from training_core.stages import grpo_update
-from training_core.stages.grpo import build_optimizer, build_reference, warn_of_approximations
-from training_core.stages.grpo_update import GrpoUpdater
-from training_core.stages.policy_forward import Precision, answer_logprobs, frozen_copy
-from training_core.stages.shared_prompt import SharedPromptBatch
 
 Build = Callable[..., PreTrainedModel]
 SLIDING = {"mistral": {"sliding_window": 8}, "gemma2": {"sliding_window": 8}, "gemma3_text": {"sliding_window": 8}}
@@ -29,12 +29,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
-def updater_of(model: PreTrainedModel, **changes: Any) -> GrpoUpdater:
+def updater_of(model: PreTrainedModel, **changes: Any) -> PolicyUpdater:
     fields: dict[str, Any] = {"name": "grpo", "num_steps": 1, "optimizer": {"learning_rate": 1e-3}, "autocast": "none"}
     config = GrpoConfig.model_validate({**fields, **changes})
     reference = build_reference(config, model)
-    settings: dict[str, Any] = {"temperature": 1.0, "pad_token_id": 0, "seed": 1, "should_stop": lambda: False}
-    return GrpoUpdater(config, model, reference, build_optimizer(config, model), **settings)
+    around = Surroundings(temperature=1.0, pad_token_id=0, seed=1, should_stop=lambda: False, max_new_tokens=8)
+    return PolicyUpdater(config, model, reference, build_optimizer(config, model), around)
 
 
 def uneven_batch() -> TrajectoryBatch:
@@ -51,7 +51,7 @@ def uneven_batch() -> TrajectoryBatch:
 
 
 @torch.no_grad()
-def worst_difference(updater: GrpoUpdater, batch: TrajectoryBatch) -> float:
+def worst_difference(updater: PolicyUpdater, batch: TrajectoryBatch) -> float:
     """Return how far log-probs are from those of each answer alone, by the model's own logits."""
     worst = 0.0
     for micro in updater.split(batch, range(len(batch))):
@@ -94,9 +94,9 @@ def test_full_attention_shares_prompts(tiny_decoder: Build, model_type: str, cha
 
 def test_the_first_batch_shows_a_model_that_cannot_share(tiny_decoder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its config says of its layers: answers to the longest and the shortest prompt are compared."""
-    monkeypatch.setattr(grpo_update, "has_only_full_attention", lambda model: True)
+    monkeypatch.setattr(layouts, "has_only_full_attention", lambda model: True)
     updater = updater_of(tiny_decoder("mistral", sliding_window=8), micro_batch_size=1)
-    with pytest.raises(ConfigurationError, match="share_prompt: false"):
+    with pytest.raises(ConfigurationError, match="layout: padded"):
         updater.check_head_once(uneven_batch())
 
 
@@ -106,18 +106,18 @@ def test_no_setting_is_said_to_help_with_a_soft_cap(tiny_decoder: Build) -> None
         model.get_output_embeddings().weight.mul_(12.0)
     with pytest.raises(ConfigurationError, match="soft cap") as caught:
         updater_of(model).check_head_once(uneven_batch())
-    assert "share_prompt" not in str(caught.value)
+    assert "layout" not in str(caught.value)
 
 
 def test_approximations_are_said_in_the_log(tiny_decoder: Build, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     forward = {"placement": "loss", "coefficient": 0.1, "estimator": "k3", "objective": "forward"}
-    warn_of_approximations(updater_of(tiny_decoder("llama"), kl=forward))
-    warn_of_approximations(updater_of(tiny_decoder("mistral", sliding_window=8), share_prompt=False))
+    warn_of_approximations(updater_of(tiny_decoder("llama"), kl=forward).config)
+    updater_of(tiny_decoder("mistral", sliding_window=8))
     assert caplog.messages == []
-    warn_of_approximations(updater_of(tiny_decoder("mistral", sliding_window=8)))
-    warn_of_approximations(updater_of(tiny_decoder("llama"), kl=forward, num_epochs=2))
-    assert ["share_prompt is left off" in message for message in caplog.messages] == [True, False]
+    updater_of(tiny_decoder("mistral", sliding_window=8), layout="shared_prompt")
+    warn_of_approximations(updater_of(tiny_decoder("llama"), kl=forward, num_epochs=2).config)
+    assert ["shared_prompt is left off" in message for message in caplog.messages] == [True, False]
     assert "2 updates a rollout" in caplog.messages[1]
 
 

@@ -90,6 +90,8 @@ class SingleProcessEngine:
         self.config = config
         self.num_steps = num_steps
         self.autocast_name = autocast
+        self.learning_rate_factor = 1.0
+        """On every rate of the schedule; a roll-back lowers it. The owner saves it: it is not part of this state."""
         self.parameters = named_parameters_of(groups)
         self.device = next(iter(self.parameters.values())).device
         self.optimizer = torch.optim.AdamW(
@@ -123,7 +125,7 @@ class SingleProcessEngine:
             torch._foreach_mul_(gradients, self.config.max_grad_norm / norm)
         factor = learning_rate_factor(self.config.schedule, step, self.num_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["full_learning_rate"] * factor
+            group["lr"] = group["full_learning_rate"] * factor * self.learning_rate_factor
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepReport(grad_norm=norm, learning_rate=self.optimizer.param_groups[0]["lr"])

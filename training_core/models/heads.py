@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from training_core.data.batching import batches_by_tokens, pad_sequences
 from training_core.errors import ArtifactError, DataError, EvaluationError
@@ -98,6 +100,19 @@ def last_positions(mask: torch.Tensor) -> torch.Tensor:
     return mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
 
 
+def num_positions(model_directory: Path) -> int:
+    """Return how many tokens a checkpoint's model has positions for, without loading it.
+
+    Raises:
+        ArtifactError: config.json is missing, damaged, or does not say.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(model_directory), local_files_only=True, trust_remote_code=False)
+        return int(config.max_position_embeddings)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{model_directory}/config.json gives no number of positions: {error}") from error
+
+
 def new_reward_model(model_directory: Path, seed: int) -> RewardModel:
     """Return a reward model over a causal model's float32 backbone, with a fresh head.
 
@@ -155,13 +170,15 @@ def load_reward_model(directory: Path) -> RewardModel:
     """Return a saved reward model in evaluation mode, in the dtype it was saved in: there is one function that scores.
 
     Args:
-        directory: written by `save_reward_model`.
+        directory: written by `save_reward_model`. What may be an ensemble is read by `load_reward_ensemble`.
 
     Raises:
-        ArtifactError: a file is missing or damaged, or weights do not fit the config.
+        ArtifactError: a file is missing or damaged, weights do not fit the config, or it is an ensemble.
     """
     try:
         reward_config = read_json(directory / REWARD_CONFIG)
+        if "num_members" in reward_config:
+            raise ArtifactError(f"it holds an ensemble; one of its reward models lies in {directory / 'member_0'}")
         mean, std = float(reward_config["score_mean"]), float(reward_config["score_std"])
         base_prefix = str(reward_config["base_prefix"])
         loaded: Any = AutoModel.from_pretrained(
@@ -211,16 +228,23 @@ def score_token_ids(
         DataError: a sequence is empty or longer than the model's limit.
         EvaluationError: a score is not finite.
     """
-    check_lengths([len(sequence) for sequence in sequences], model.backbone.config.max_position_embeddings)
-    distinct = list(dict.fromkeys(tuple(sequence) for sequence in sequences))
-    score_of: dict[tuple[int, ...], float] = {}
+    first_of: dict[bytes, int] = {}
+    keys, lengths = [], []
+    # One sequence at a time: they may lie in a file, and there may be more of them than memory holds.
+    for index, sequence in enumerate(sequences):
+        keys.append(hashlib.sha256(numpy.asarray(sequence, numpy.int64).tobytes()).digest())
+        lengths.append(len(sequence))
+        first_of.setdefault(keys[-1], index)
+    check_lengths(lengths, model.backbone.config.max_position_embeddings)
+    distinct = list(first_of.values())
+    score_of: dict[int, float] = {}
     with torch.no_grad():
-        for batch in batches_by_tokens([len(sequence) for sequence in distinct], max_tokens_per_batch):
-            input_ids, mask = pad_sequences([distinct[i] for i in batch], pad_token_id, side)
+        for batch in batches_by_tokens([lengths[index] for index in distinct], max_tokens_per_batch):
+            rows = [distinct[i] for i in batch]
+            input_ids, mask = pad_sequences([sequences[index] for index in rows], pad_token_id, side)
             values = model(input_ids.to(model.device), mask.to(model.device)).tolist()
-            for index, value in zip(batch, values, strict=True):
-                score_of[distinct[index]] = value
-    scores = [score_of[tuple(sequence)] for sequence in sequences]
+            score_of.update(zip(rows, values, strict=True))
+    scores = [score_of[first_of[key]] for key in keys]
     bad = [index for index, score in enumerate(scores) if not math.isfinite(score)]
     if bad:
         raise EvaluationError(f"the reward model's score of sequence {bad[0]} is {scores[bad[0]]} ({len(bad)} in all)")

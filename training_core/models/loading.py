@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from training_core.errors import ArtifactError
+from training_core.models.lora import plain_tensors
 from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.digests import config_digest, file_digest
 
@@ -109,15 +110,20 @@ def check_loading_report(report: Mapping[str, Any], directory: Path) -> None:
 
 
 def cast_state_dict(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the model's weights in `dtype` on the CPU, detached; integer buffers keep their type."""
+    """Return the model's weights in `dtype` on the CPU, detached; integer buffers keep their type.
+
+    Adapters are merged into the weights that they change: names and shapes are those of the model without them.
+    """
     state = {}
     # Tied weights stay one tensor, else they would be written twice.
     cast: dict[tuple[int, torch.Size], torch.Tensor] = {}
-    for name, value in model.state_dict().items():
+    for plain in plain_tensors(model, iter(model.state_dict().items())):
+        value = plain.tensor
         key = (value.data_ptr(), value.shape)
         if key not in cast:
-            cast[key] = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype)
-        state[name] = cast[key]
+            target = dtype if value.is_floating_point() else value.dtype
+            cast[key] = plain.merged().detach().to("cpu", target)
+        state[plain.name] = cast[key]
     return state
 
 

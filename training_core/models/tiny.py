@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from training_core.seeding import derive_seed
+
+Architecture = Literal["llama", "mixtral", "qwen3_moe"]
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 64},
+}
+"""What an architecture needs beside the sizes that all have. Experts are half as wide as Llama's layer, and two are
+chosen: as many multiplications a token."""
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -77,11 +87,12 @@ def build_tiny_checkpoint(
     num_layers: int = 2,
     max_position_embeddings: int = 512,
     dtype: torch.dtype = torch.float32,
+    architecture: Architecture = "llama",
 ) -> Path:
-    """Write a Llama checkpoint with random weights to `directory` and return it.
+    """Write a checkpoint with random weights to `directory` and return it.
 
     The head size is 64, the smallest that vLLM's CPU attention takes, with two query heads a key-value head. The
-    weights depend on `seed` and the sizes only.
+    weights depend on `seed`, the architecture and the sizes only.
 
     Args:
         directory: made if missing.
@@ -91,15 +102,18 @@ def build_tiny_checkpoint(
         num_layers: decoder layers.
         max_position_embeddings: longest sequence in tokens.
         dtype: of the weights in the file.
+        architecture: Llama, or a mixture of 4 experts of which 2 are chosen for a token.
     """
     if hidden_size % 128:
         raise ValueError(f"hidden_size must be a multiple of 128 (two heads of 64), got {hidden_size}")
     tokenizer = build_tiny_tokenizer(vocab_size)
     num_heads = hidden_size // 64
-    config = LlamaConfig(
+    intermediate_size = 2 * hidden_size if architecture == "llama" else hidden_size
+    config = AutoConfig.for_model(
+        architecture,
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads // 2,
@@ -108,8 +122,10 @@ def build_tiny_checkpoint(
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **EXPERTS[architecture],
+        **({"moe_intermediate_size": intermediate_size} if architecture == "qwen3_moe" else {}),
     )
-    new_model: Any = LlamaForCausalLM
+    new_model: Any = AutoModelForCausalLM.from_config
     # The caller's generator is left as it was: building a model must not shift anyone else's random numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "tiny_weights"))

@@ -23,6 +23,7 @@ def token_logprobs(
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     matmul_dtype: torch.dtype | None = None,
     with_entropy: bool = True,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the log-probability of target tokens and the entropy of their distributions, chunk by chunk.
 
@@ -32,7 +33,8 @@ def token_logprobs(
     At most `chunk_size` rows of logits exist at a time; the backward pass computes them again.
 
     Special cases:
-        Equals log_softmax(hidden @ weight.T / temperature) read at the targets, for every `chunk_size`.
+        Equals log_softmax(hidden @ weight.T / temperature) read at the targets, for every `chunk_size`. With
+        `entropy_gradient` both gradients equal those of plain autograd, also when a loss uses only one of the results.
 
     Args:
         hidden: [positions, width], the model's last hidden states at the positions that predict a target.
@@ -43,15 +45,19 @@ def token_logprobs(
         matmul_dtype: number format of the matrix product; None takes that of `hidden`. Sums are float32 (float64 when
             the product is).
         with_entropy: whether to compute the entropy, a third of the work without a backward pass; NaN when not.
+        entropy_gradient: whether entropy carries a gradient, for an entropy term of the loss. The backward pass then
+            holds a second chunk of the logits' size.
 
     Returns:
-        (logprobs, entropy), each [positions], nats, float32 (float64 when the product is). Entropy carries no gradient.
+        (logprobs, entropy), each [positions], nats, float32 (float64 when the product is).
 
     Gradient:
-        logprobs: to `hidden` and `weight`. entropy: detached, it is a metric here.
+        logprobs: to `hidden` and `weight`. entropy: the same with `entropy_gradient`, through
+        d entropy_i / d logits_iv = -p_iv * (log p_iv + entropy_i); detached without.
 
     Raises:
-        ValueError: a temperature or chunk size out of range, or shapes that do not fit.
+        ValueError: a temperature or chunk size out of range, shapes that do not fit, or the gradient of an entropy that
+            is not computed.
 
     Source:
         The definition of softmax; recomputing chunks as in Wijmans et al. 2024 "Cut Your Losses", arXiv 2411.09009,
@@ -65,13 +71,15 @@ def token_logprobs(
     """
     if temperature <= 0.0 or chunk_size < 1:
         raise ValueError(f"temperature ({temperature}) must be above 0 and chunk_size ({chunk_size}) at least 1")
+    if entropy_gradient and not with_entropy:
+        raise ValueError("entropy_gradient needs with_entropy: an entropy that is not computed has no gradient")
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
         raise ValueError(
             f"expected hidden [N, D], weight [V, D], targets [N]; got {tuple(hidden.shape)}, {tuple(weight.shape)}, "
             f"{tuple(targets.shape)}"
         )
     logprobs, entropy = _ChunkedTokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, temperature, chunk_size, matmul_dtype or hidden.dtype, with_entropy
+        hidden, weight, targets, temperature, chunk_size, matmul_dtype or hidden.dtype, with_entropy, entropy_gradient
     )
     return logprobs, entropy
 
@@ -94,6 +102,16 @@ def _add_weight_gradient(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> 
         total[block] += (grad_logits[:, block].T @ hidden).to(total.dtype)
 
 
+def _entropy_part(log_probabilities: Tensor, grad_logprobs: Tensor, entropy: Tensor, grad_entropy: Tensor) -> Tensor:
+    """Return -p * (grad_logprobs + grad_entropy * (log p + entropy)) of a chunk; log_probabilities is used up.
+
+    It is the gradient of both results to the logits, but for the target's own share of grad_logprobs.
+    """
+    probabilities = log_probabilities.exp()
+    log_probabilities.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
+    return log_probabilities.mul_(probabilities).neg_()
+
+
 class _ChunkedTokenLogprobs(torch.autograd.Function):
     """token_logprobs with a backward pass that holds one chunk of logits at a time."""
 
@@ -107,6 +125,7 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
         chunk_size: int,
         matmul_dtype: torch.dtype,
         with_entropy: bool,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         out_dtype = torch.float64 if matmul_dtype == torch.float64 else torch.float32
         narrow_weight = weight.to(matmul_dtype)
@@ -123,15 +142,19 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
                 probabilities = (logits - normaliser[:, None]).exp_()
                 entropy[rows] = normaliser - torch.einsum("nv,nv->n", probabilities, logits)
             log_normalisers[rows] = normaliser
-        ctx.save_for_backward(hidden, weight, targets, log_normalisers)
         ctx.temperature, ctx.chunk_size, ctx.matmul_dtype = temperature, chunk_size, matmul_dtype
-        ctx.mark_non_differentiable(entropy)
+        ctx.entropy_gradient = entropy_gradient
+        if entropy_gradient:
+            ctx.save_for_backward(hidden, weight, targets, log_normalisers, entropy)
+        else:
+            ctx.save_for_backward(hidden, weight, targets, log_normalisers)
+            ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grad_logprobs = gradients[0]
-        hidden, weight, targets, log_normalisers = ctx.saved_tensors
+        grad_logprobs, grad_entropy = gradients
+        hidden, weight, targets, log_normalisers, *entropies = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         narrow_weight = weight.to(ctx.matmul_dtype)
         narrow_hidden = hidden.to(ctx.matmul_dtype)
@@ -142,11 +165,16 @@ class _ChunkedTokenLogprobs(torch.autograd.Function):
             logits = _logits(narrow_hidden[rows], narrow_weight, ctx.temperature)
             # d logprob / d logits = onehot - softmax, times the incoming gradient.
             scale = (grad_logprobs[rows] / ctx.temperature)[:, None]
-            grad_logits = logits.sub_(log_normalisers[rows, None]).exp_().mul_(-scale)
+            log_probabilities = logits.sub_(log_normalisers[rows, None])
+            if ctx.entropy_gradient:
+                entropy_scale = grad_entropy[rows] / ctx.temperature
+                grad_logits = _entropy_part(log_probabilities, scale[:, 0], entropies[0][rows], entropy_scale)
+            else:
+                grad_logits = log_probabilities.exp_().mul_(-scale)
             grad_logits.scatter_add_(1, targets[rows, None], scale.to(grad_logits.dtype))
             narrow_grad = grad_logits.to(ctx.matmul_dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = (narrow_grad @ narrow_weight).to(hidden.dtype)
             if grad_weight is not None:
                 _add_weight_gradient(grad_weight, narrow_grad, narrow_hidden[rows])
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None

@@ -9,24 +9,40 @@ A conversation longer than the positions has no score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from training_core.config.rewards import RewardModelReward
+from training_core.errors import ConfigurationError
 from training_core.models.chat import encode_conversation, end_token_id
-from training_core.models.heads import RewardModel, load_reward_model, score_token_ids
+from training_core.models.heads import RewardModel
 from training_core.models.loading import load_tokenizer, pad_token_id, tokenizer_digest
+from training_core.models.reward_ensemble import RewardEnsemble, as_ensemble, load_reward_ensemble
 from training_core.records import Message, StopReason
 from training_core.rewards.base import RewardContext, RewardFunction
 
 
-def adjust_score(score: float, model: RewardModel, config: RewardModelReward) -> float:
-    """Return the score as the config wants it: in standard deviations from the stored mean, within the bound."""
-    value = model.normalise(score) if config.normalise else score
-    return value if config.clip is None else min(max(value, -config.clip), config.clip)
+class ModelScores(list[float | None]):
+    """Scores of a reward model, and what else it says of each answer.
+
+    Attributes:
+        measures: by name, one value an answer beside its score, None where there is none. Each is logged as
+            `reward/<part>_<name>_mean`.
+    """
+
+    def __init__(self, values: Iterable[float | None], measures: Mapping[str, Sequence[float | None]]) -> None:
+        super().__init__(values)
+        self.measures = dict(measures)
+
+
+def adjust_score(score: float, disagreement: float, model: RewardEnsemble, config: RewardModelReward) -> float:
+    """Return the score as the config wants it: less its share of the disagreement, in standard deviations."""
+    value = score - config.disagreement_penalty * disagreement
+    return model.normalise(value) if config.normalise else value
 
 
 def ended_sequence(ids: Sequence[int], stop_reason: StopReason, eos_token_id: int, num_positions: int) -> list[int]:
@@ -61,7 +77,7 @@ def encoded_sequences(
 
 
 def score_with_model(
-    model: RewardModel,
+    model: RewardModel | RewardEnsemble,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[Message]],
     answers: Sequence[str],
@@ -72,7 +88,7 @@ def score_with_model(
     """Return the reward model's own score of each answer; None where prompt and answer exceed its positions.
 
     Args:
-        model: the reward model.
+        model: the reward model, or an ensemble, whose score is the mean of its members'.
         tokenizer: its tokenizer.
         prompts, answers, stop_reasons: one an answer, answers without their end-of-turn token.
         sequences: prompt and answer in the ids that were sampled; None when the policy has another tokenizer, whose ids
@@ -82,7 +98,31 @@ def score_with_model(
     Raises:
         EvaluationError: a score is not finite.
     """
-    limit, eos = model.backbone.config.max_position_embeddings, end_token_id(tokenizer)
+    ensemble = as_ensemble(model)
+    return score_with_ensemble(
+        ensemble, tokenizer, prompts, answers, stop_reasons, sequences, max_tokens_per_batch
+    ).values
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Scores of answers, None where one exceeds the positions."""
+
+    values: list[float | None]
+    disagreements: list[float | None]
+
+
+def score_with_ensemble(
+    model: RewardEnsemble,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[Message]],
+    answers: Sequence[str],
+    stop_reasons: Sequence[StopReason],
+    sequences: Sequence[Sequence[int]] | None,
+    max_tokens_per_batch: int,
+) -> AnswerScores:
+    """Return score and disagreement of each answer. Args and Raises: as `score_with_model`."""
+    limit, eos = model.num_positions, end_token_id(tokenizer)
     if sequences is None:
         # Encoded with the end that a cut answer never wrote: taken off here, since it may be one token too many.
         encoded = encoded_sequences(tokenizer, prompts, answers)
@@ -90,31 +130,57 @@ def score_with_model(
             ids if reason == StopReason.EOS else ids[:-1] for ids, reason in zip(encoded, stop_reasons, strict=True)
         ]
     whole = [ended_sequence(ids, reason, eos, limit) for ids, reason in zip(sequences, stop_reasons, strict=True)]
-    fitting = [ids for ids in whole if len(ids) <= limit]
-    scores = iter(score_token_ids(model, fitting, pad_token_id(tokenizer), max_tokens_per_batch))
-    return [next(scores) if len(ids) <= limit else None for ids in whole]
+    fitting = [index for index, ids in enumerate(whole) if len(ids) <= limit]
+    scores = model.score([whole[index] for index in fitting], pad_token_id(tokenizer), max_tokens_per_batch)
+    found = AnswerScores([None] * len(whole), [None] * len(whole))
+    for index, mean, disagreement in zip(fitting, scores.means, scores.disagreements, strict=True):
+        found.values[index], found.disagreements[index] = mean, disagreement
+    return found
 
 
 def reward_from_model(
-    model: RewardModel, tokenizer: PreTrainedTokenizerBase, config: RewardModelReward, *, shares_tokenizer: bool
+    model: RewardModel | RewardEnsemble,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RewardModelReward,
+    *,
+    shares_tokenizer: bool,
 ) -> RewardFunction:
     """Return a reward part that scores prompt and answer with `model`.
 
     Args:
-        model: the reward model.
+        model: the reward model, or an ensemble.
         tokenizer: its tokenizer.
-        config: scale and batch size.
+        config: scale, batch size and what disagreement costs.
         shares_tokenizer: the policy has the same tokenizer, so sampled ids are scored as they are.
+
+    Raises:
+        ConfigurationError: disagreement shall cost something, but one model agrees with itself.
     """
+    ensemble = as_ensemble(model)
+    has_members = len(ensemble.members) > 1
+    if config.disagreement_penalty > 0.0 and not has_members:
+        raise ConfigurationError(
+            f"reward {config.part_name!r}: disagreement_penalty is {config.disagreement_penalty}, but there is one "
+            "reward model, which cannot disagree. Set reward_model.num_members to 2 or more, or the penalty to 0"
+        )
+    unit = ensemble.score_std if config.normalise else 1.0
 
     def score(
         prompts: Sequence[Sequence[Message]], answers: Sequence[str], context: RewardContext
     ) -> list[float | None]:
         sequences = context.sequences if shares_tokenizer and context.sequences else None
-        scores = score_with_model(
-            model, tokenizer, prompts, answers, context.stop_reasons, sequences, config.max_tokens_per_batch
+        found = score_with_ensemble(
+            ensemble, tokenizer, prompts, answers, context.stop_reasons, sequences, config.max_tokens_per_batch
         )
-        return [None if value is None else adjust_score(value, model, config) for value in scores]
+        values = [
+            None if value is None or disagreement is None else adjust_score(value, disagreement, ensemble, config)
+            for value, disagreement in zip(found.values, found.disagreements, strict=True)
+        ]
+        if not has_members:
+            return values
+        return ModelScores(
+            values, {"disagreement": [None if value is None else value / unit for value in found.disagreements]}
+        )
 
     return score
 
@@ -126,8 +192,9 @@ def load_reward_part(
 
     Raises:
         ArtifactError: it cannot be loaded.
+        ConfigurationError: as `reward_from_model`.
     """
-    model = load_reward_model(directory).to(device)
+    model = load_reward_ensemble(directory).to(device)
     model.requires_grad_(False)
     shares_tokenizer = tokenizer_digest(directory) == tokenizer_digest(policy_directory)
     return reward_from_model(model, load_tokenizer(directory), config, shares_tokenizer=shares_tokenizer)

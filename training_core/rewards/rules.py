@@ -12,10 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training_core.config.rewards import (
+from training_core.config.reward_rules import (
     ContainsReward,
     CustomReward,
-    ExactMatchReward,
     LengthReward,
     RegexReward,
     RepetitionReward,
@@ -25,13 +24,12 @@ from training_core.config.rewards import (
 )
 from training_core.errors import ConfigurationError, EvaluationError, TidegateError
 from training_core.records import Message, StopReason
-from training_core.rewards.base import RewardContext, RewardFunction
+from training_core.rewards.base import RewardContext, RewardFunction, Scores
 
 logger = logging.getLogger(__name__)
 
 Prompts = Sequence[Sequence[Message]]
 Answers = Sequence[str]
-Scores = list[float | None]
 
 
 def length_score(num_tokens: int, *, min_tokens: int, max_tokens: int, slack_tokens: int) -> float:
@@ -55,10 +53,6 @@ def repetition_fraction(text: str, ngram: int = 4) -> float:
     return 1.0 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
-def normalise_space(text: str) -> str:
-    return " ".join(text.split())
-
-
 @functools.lru_cache(maxsize=1)
 def _vader() -> Any:
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
@@ -78,7 +72,7 @@ def sentiment_score(text: str) -> float:
 def build_length(config: LengthReward) -> RewardFunction:
     limits = {"min_tokens": config.min_tokens, "max_tokens": config.max_tokens, "slack_tokens": config.slack_tokens}
 
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         return [length_score(n, **limits) for n in context.num_tokens]
 
     return score
@@ -87,7 +81,7 @@ def build_length(config: LengthReward) -> RewardFunction:
 def build_regex(config: RegexReward) -> RewardFunction:
     pattern = re.compile(config.pattern, re.IGNORECASE if config.ignore_case else 0)
 
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         if config.match == "full":
             return [float(pattern.fullmatch(answer.strip()) is not None) for answer in answers]
         return [float(pattern.search(answer) is not None) for answer in answers]
@@ -101,36 +95,21 @@ def build_contains(config: ContainsReward) -> RewardFunction:
 
     phrases = [fold(phrase) for phrase in config.phrases]
 
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         return [sum(phrase in fold(answer) for phrase in phrases) / len(phrases) for answer in answers]
 
     return score
 
 
-def build_exact_match(config: ExactMatchReward) -> RewardFunction:
-    def fold(text: str) -> str:
-        text = normalise_space(text)
-        return text.casefold() if config.ignore_case else text
-
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
-        references = [extra.get(config.reference_key) for extra in context.extras]
-        return [
-            None if reference is None else float(fold(answer) == fold(str(reference)))
-            for answer, reference in zip(answers, references, strict=True)
-        ]
-
-    return score
-
-
 def build_truncation(config: TruncationReward) -> RewardFunction:
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         return [-1.0 if reason == StopReason.LENGTH else 0.0 for reason in context.stop_reasons]
 
     return score
 
 
 def build_soft_overlong(config: SoftOverlongReward) -> RewardFunction:
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         import torch
 
         from training_core.ops.shaping import soft_overlong_penalty
@@ -145,14 +124,14 @@ def build_soft_overlong(config: SoftOverlongReward) -> RewardFunction:
 
 
 def build_repetition(config: RepetitionReward) -> RewardFunction:
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         return [-repetition_fraction(answer, config.ngram) for answer in answers]
 
     return score
 
 
 def build_sentiment(config: SentimentReward) -> RewardFunction:
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         return [sentiment_score(answer) for answer in answers]
 
     return score
@@ -180,9 +159,10 @@ def import_function(path: str) -> Callable[..., Any]:
 def build_custom(config: CustomReward) -> RewardFunction:
     function = import_function(config.import_path)
 
-    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> Scores:
+    def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         try:
-            return list(function(prompts, answers, context, **config.parameters))
+            found = function(prompts, answers, context, **config.parameters)
+            return found if isinstance(found, Scores) else list(found)
         except TidegateError:
             raise
         except Exception as error:

@@ -5,14 +5,13 @@ Shapes: N answers of the step, T longest answer, B rows of a micro-batch, L its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from training_core.ops.masking import lengths_to_mask
-from training_core.rollout.base import Rollout, RolloutRequest
 
 
 @dataclass(frozen=True)
@@ -64,28 +63,63 @@ class MicroBatch:
         return zeros.masked_scatter(self.mask, token_values)
 
 
-def build_batch(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> TrajectoryBatch:
-    """Return the tensors of a step's answers, in the order of the requests."""
-    answers = [rollout.token_ids for rollout in rollouts]
+def build_batch(
+    prompts: Sequence[tuple[int, ...]], answers: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
+) -> TrajectoryBatch:
+    """Return the tensors of a step's answers.
+
+    Args:
+        prompts: token ids of each answer's prompt.
+        answers: token ids, at least one each.
+        logprobs: what the engine said of each answer token, nats.
+    """
     lengths = torch.tensor([len(answer) for answer in answers])
     mask = lengths_to_mask(lengths, int(lengths.max()))
-    logprobs = torch.zeros(mask.shape, dtype=torch.float32)
-    logprobs[mask] = torch.tensor([value for rollout in rollouts for value in rollout.logprobs], dtype=torch.float32)
-    return TrajectoryBatch([request.prompt_ids for request in requests], answers, mask, logprobs)
+    filled = torch.zeros(mask.shape, dtype=torch.float32)
+    filled[mask] = torch.tensor([value for row in logprobs for value in row], dtype=torch.float32)
+    return TrajectoryBatch(list(prompts), list(answers), mask, filled)
 
 
-def split_micro_batches(
-    batch: TrajectoryBatch, rows: Sequence[int], size: int, pad_token_id: int, device: torch.device
-) -> list[MicroBatch]:
-    """Return `rows` sorted by length, longest first, in micro-batches of at most `size`.
+def by_size(batch: TrajectoryBatch, rows: Sequence[int]) -> list[int]:
+    """Return `rows`, longest prompt plus answer first: the largest memory is asked for at the start, not after an
+    hour."""
+    return sorted(rows, key=lambda row: (-batch.total_length(row), row))
 
-    Longest first: the largest memory is asked for at the start, not after an hour.
+
+def chunks(
+    ordered: Sequence[int],
+    length_of: Callable[[int], int],
+    max_rows: int,
+    max_tokens: int | None,
+    *,
+    is_padded: bool = True,
+) -> list[list[int]]:
+    """Cut rows, longest first, into chunks within both bounds; a row above the token bound is a chunk of its own.
+
+    Args:
+        ordered: rows, longest first.
+        length_of: a row's tokens.
+        max_rows: most rows of a chunk.
+        max_tokens: most tokens of a chunk; None for no bound.
+        is_padded: whether each row takes as many tokens as the chunk's longest.
+
+    >>> chunks([9, 4, 3, 2], lambda row: row, 3, 9)
+    [[9], [4, 3], [2]]
+    >>> chunks([9, 4, 3, 2], lambda row: row, 3, 9, is_padded=False)
+    [[9], [4, 3, 2]]
     """
-    ordered = sorted(rows, key=lambda row: (-batch.total_length(row), row))
-    return [
-        build_micro_batch(batch, ordered[start : start + size], pad_token_id, device)
-        for start in range(0, len(ordered), size)
-    ]
+    result: list[list[int]] = []
+    used = 0
+    for row in ordered:
+        length = length_of(row)
+        width = length_of(result[-1][0]) if result and is_padded else length
+        if result and len(result[-1]) < max_rows and (max_tokens is None or used + width <= max_tokens):
+            result[-1].append(row)
+            used += width
+        else:
+            result.append([row])
+            used = length
+    return result
 
 
 def build_micro_batch(

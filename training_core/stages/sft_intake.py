@@ -41,8 +41,8 @@ from training_core.protocol.atomic import read_json, write_json
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import weights_digest
 from training_core.records import StageOutcome
+from training_core.rl.forward import difference_from_logits
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch, build_micro_batch
-from training_core.stages.policy_forward import difference_from_logits
 
 PROBE_TEXTS = ("Hello  world, 123!", "Ça va? \n\n it's 12°", "<b>tags</b>\tand a tab", "日本語 🙂")
 NUM_STEPS = 4

@@ -22,7 +22,7 @@ from training_core.records import StageOutcome
 FOLDERS = {
     "sft_intake": ["model", "tokenizer"],
     "reward_model": ["reward_model"],
-    "grpo": ["policy"],
+    "policy": ["policy"],
     "evaluate": ["evaluation"],
 }
 FILES = {
@@ -95,7 +95,7 @@ def outcome(context: StageContext, script: dict[str, Any], digest: str) -> Stage
         context.new_output(f"{name}.parquet").write_text(f"{name} {digest}")
         outputs[f"{name}.parquet"] = f"outputs/{name}.parquet"
     summary: dict[str, Any] = {"digest": digest, **script.get("summary", {})}
-    if stage in ("sft_intake", "reward_model", "grpo"):
+    if stage in ("sft_intake", "reward_model", "policy"):
         summary["weights_sha256"] = weights_digest(context.directory.outputs_path / FOLDERS[stage][0])
     if stage == "sft_intake":
         summary["max_position_embeddings"] = 4096

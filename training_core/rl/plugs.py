@@ -1,0 +1,81 @@
+"""The two plugs of the loop: from a config's `advantage` and `loss` to the registered function, or to a user's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training_core.config.advantages import AdvantageConfig, CustomAdvantage
+from training_core.config.policy_losses import CustomLoss, PolicyLossConfig
+from training_core.errors import EvaluationError
+from training_core.imports import import_function
+from training_core.ops.advantages import Advantages, EstimatorInputs
+from training_core.ops.advantages_common import scored
+from training_core.ops.masking import masked_fill_zero
+from training_core.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+
+Estimator = Callable[[EstimatorInputs], Advantages]
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logprobs, old_logprobs, advantages, mask) -> (loss, is_clipped), all [answers, time]."""
+
+
+def build_estimator(config: AdvantageConfig) -> Estimator:
+    """Return the estimator that the config names.
+
+    Raises:
+        ConfigurationError: a function of one's own cannot be imported.
+    """
+    if isinstance(config, CustomAdvantage):
+        function = functools.partial(import_function(config.import_path, "advantage"), **config.parameters)
+        return functools.partial(_custom_advantages, function, config.import_path)
+    return functools.partial(ADVANTAGE_ESTIMATORS[config.kind], **config.knobs())
+
+
+def build_policy_loss(config: PolicyLossConfig) -> PolicyLoss:
+    """Return the loss that the config names.
+
+    Raises:
+        ConfigurationError: a function of one's own cannot be imported.
+    """
+    if isinstance(config, CustomLoss):
+        function = functools.partial(import_function(config.import_path, "loss"), **config.parameters)
+        return functools.partial(_custom_loss, function, config.import_path)
+    return functools.partial(POLICY_LOSSES[config.kind], **config.knobs())
+
+
+def _custom_advantages(function: Callable[..., Any], name: str, inputs: EstimatorInputs) -> Advantages:
+    """Call a user's estimator and check what it returns: [N] is spread over each answer's tokens."""
+    answers = scored(inputs)
+    found = function(inputs)
+    if isinstance(found, Advantages):
+        return found
+    values = torch.as_tensor(found, dtype=torch.float64).detach()
+    if values.shape == inputs.scores.shape:
+        values = values[:, None].expand(inputs.mask.shape)
+    if values.shape != inputs.mask.shape:
+        raise EvaluationError(
+            f"advantage {name} returned shape {tuple(values.shape)}; it must be one value an answer "
+            f"{tuple(inputs.scores.shape)} or one a token {tuple(inputs.mask.shape)}"
+        )
+    values = masked_fill_zero(values, answers.mask)
+    if not bool(torch.isfinite(values).all()):
+        raise EvaluationError(f"advantage {name} returned a value that is not finite for a token that counts")
+    return answers.result(values)
+
+
+def _custom_loss(
+    function: Callable[..., Any], name: str, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Call a user's loss with 0 at masked positions, and check the shape of what it returns."""
+    clean = [masked_fill_zero(values, mask) for values in (logprobs, old.detach(), advantages.detach())]
+    found = function(*clean, mask)
+    losses, is_clipped = found if isinstance(found, tuple) else (found, torch.zeros_like(mask))
+    if losses.shape != mask.shape or is_clipped.shape != mask.shape:
+        raise EvaluationError(
+            f"loss {name} returned shape {tuple(losses.shape)}; it must be one value a token, {tuple(mask.shape)}"
+        )
+    return masked_fill_zero(losses, mask), is_clipped & mask

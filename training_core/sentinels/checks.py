@@ -1,0 +1,48 @@
+"""Checks that stop a training run which no longer does what it says."""
+
+from __future__ import annotations
+
+import math
+
+from training_core.errors import ArtifactError, EvaluationError, TrainingDivergedError, WeightVersionError
+
+MAX_KL_AT_START_NATS = 1e-3
+"""Policy and reference are the same weights before the first update; what is left is rounding."""
+
+
+def check_finite_loss(loss: float, step: int) -> None:
+    """Raise TrainingDivergedError when a loss is NaN or infinite; no update was made from it."""
+    if not math.isfinite(loss):
+        raise TrainingDivergedError(
+            f"step {step}: the loss is {loss}; the weights were left as they were. Lower algorithm.optimizer."
+            "learning_rate, or look at the last lines of metrics.jsonl for what grew"
+        )
+
+
+def check_sampler_agrees(kl_nats: float, limit_nats: float, step: int) -> None:
+    """Raise WeightVersionError when sampler and trainer give the sampled tokens too different probabilities."""
+    if not kl_nats <= limit_nats:  # Not a number is no agreement either.
+        raise WeightVersionError(
+            f"step {step}: sampler and trainer disagree by {kl_nats:.4f} nats a token, more than "
+            f"algorithm.sentinels.sampler_mismatch.limit_nats = {limit_nats}. The engine samples with other weights or "
+            "temperature than the trainer assumes; use rollout.dtype float32 to rule out rounding"
+        )
+
+
+def check_reference_is_start(kl_nats: float, step: int) -> None:
+    """Raise ArtifactError when the untrained policy already differs from the reference."""
+    if not kl_nats <= MAX_KL_AT_START_NATS:
+        raise ArtifactError(
+            f"step {step}: KL(policy || reference) is {kl_nats:.5f} nats a token before the first update; it must be "
+            "0. The reference is not the checkpoint that the policy started from"
+        )
+
+
+def check_any_score(num_missing: int, num_answers: int, step: int) -> None:
+    """Raise EvaluationError when no answer of a step has a score: there is nothing to learn from."""
+    if num_missing == num_answers:
+        raise EvaluationError(
+            f"step {step}: none of the {num_answers} answers has a score, at least one reward gave none to each. Check "
+            "the rewards (a custom function that always returns None, prompts without the reference they need, or "
+            "answers longer than the reward model's positions)"
+        )
