@@ -74,8 +74,23 @@ def show(run_name: RunName = "latest", root: Root = None, as_json: AsJson = Fals
 
 
 @app.command("list")
-def list_runs(root: Root = None, as_json: AsJson = False) -> Answer:
-    """List the runs under the root, the one that changed last first."""
+def list_(
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE",
+            help="What a config can choose: algorithms, advantages, losses, kl, aggregations, preference-losses, "
+            "reward-losses, rewards, engines or sentinels; `tables` says what each of them holds.",
+        ),
+    ] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> Answer:
+    """List the runs under the root, the one that changed last first; or what a config can choose from."""
+    if table is not None:
+        from flows.commands.list import print_table
+
+        return print_table(table, as_json=as_json)
     from flows.commands.show import print_runs
 
     return print_runs(root, as_json=as_json)

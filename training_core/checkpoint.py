@@ -174,17 +174,12 @@ class CheckpointStore:
             )
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
-        """Rename a whole checkpoint to its name. One that has the name already (damaged, or of a course that was given
-        up) is moved aside first and comes back when the rename fails; `_restore_set_aside` does that after a crash."""
+        """Rename a whole checkpoint to its name. One that has the name already is moved aside first; should the second
+        rename fail, or the process die between the two, `_restore_set_aside` gives it its name back."""
         aside = final.with_name(f"{ASIDE_PREFIX}{final.name}")
         if final.exists():
             os.replace(final, aside)
-        try:
-            os.replace(temporary, final)
-        except BaseException:
-            if aside.exists():
-                os.replace(aside, final)
-            raise
+        os.replace(temporary, final)
         fsync_path(self.path)
         if aside.exists():
             shutil.rmtree(aside)

@@ -1,17 +1,18 @@
 """Every table of names that a config chooses from. What is registered is a thin adapter over a plain function.
 
 To add an entry, write the function where its kind lives, add it here, and give the config a variant. A test runs every
-entry of every table.
+entry of every table. `tidegate list` reads summary, formula and source of an entry in its function's docstring.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from training_core.ops import advantages, aggregation, kl, policy_losses
+from training_core.ops import advantages, aggregation, kl, policy_losses, preference_losses
 from training_core.registry import Registry
 from training_core.rewards import code_tests, matching, mathematics, remote, rules
 from training_core.rewards.base import RewardFunction
@@ -38,14 +39,25 @@ POLICY_LOSSES.add("gspo_token", policy_losses.gspo_token)
 POLICY_LOSSES.add("cispo", policy_losses.cispo)
 POLICY_LOSSES.add("sapo", policy_losses.sapo)
 
+
+def _without_importance(estimate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return an estimate that does not read the importance ratio in the form of those that do."""
+
+    @functools.wraps(estimate)
+    def of_both(log_ratio: Tensor, importance_log_ratio: Tensor) -> Tensor:
+        return estimate(log_ratio)
+
+    return of_both
+
+
 KL_LOSSES: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL loss")
 """(log policy - log reference, log policy - log sampling policy) -> nats a token, for a term of the loss."""
-KL_LOSSES.add("k2", lambda log_ratio, importance: kl.k2(log_ratio))
-KL_LOSSES.add("k3", lambda log_ratio, importance: kl.k3(log_ratio))
+KL_LOSSES.add("k2", _without_importance(kl.k2))
+KL_LOSSES.add("k3", _without_importance(kl.k3))
 KL_LOSSES.add("k3_ratio", kl.k3_with_ratio)
 KL_LOSSES.add("k1_ratio", kl.k1_with_ratio)
-KL_LOSSES.add("k3_straight_through", lambda log_ratio, importance: kl.k3_straight_through(log_ratio))
-KL_LOSSES.add("abs", lambda log_ratio, importance: kl.absolute(log_ratio))
+KL_LOSSES.add("k3_straight_through", _without_importance(kl.k3_straight_through))
+KL_LOSSES.add("abs", _without_importance(kl.absolute))
 
 KL_REWARDS: Registry[Callable[[Tensor], Tensor]] = Registry("KL estimate in the reward")
 """log policy - log reference -> nats a token, taken from the reward."""
@@ -62,6 +74,14 @@ AGGREGATIONS.add("sequence_mean_token_sum", aggregation.sequence_mean_token_sum_
 AGGREGATIONS.add("constant", aggregation.constant_weights)
 AGGREGATIONS.add("batch_mean", aggregation.batch_mean_weights)
 AGGREGATIONS.add("prompt_mean", aggregation.prompt_mean_weights)
+
+PREFERENCE_LOSSES: Registry[Callable[..., Tensor]] = Registry("preference loss")
+"""(PairLogprobs, **knobs) -> losses [pairs]. The knobs are the fields of the loss's config."""
+PREFERENCE_LOSSES.add("sigmoid", preference_losses.sigmoid)
+PREFERENCE_LOSSES.add("robust", preference_losses.robust)
+PREFERENCE_LOSSES.add("ipo", preference_losses.ipo)
+PREFERENCE_LOSSES.add("hinge", preference_losses.hinge)
+PREFERENCE_LOSSES.add("simpo", preference_losses.simpo)
 
 REWARD_RULES: Registry[Callable[[Any], RewardFunction]] = Registry("reward rule")
 """Config of a rule (training_core/config/rewards.py, by its `kind`) -> reward function. Evaluation uses them too."""

@@ -62,6 +62,15 @@ def taken_apart(pairs: list[Pair]) -> list[tuple[str, str, bool | None]]:
     return [(p[0], p[1], True) for p in pairs] + [(p[0], p[2], False) for p in pairs]
 
 
+def make_inputs(folder: Path, model: Path) -> dict[str, Path]:
+    """Return the inputs of a stage: 24 pairs to train on, 12 to measure on."""
+    return {
+        "model": model,
+        "train_pairs": write_pairs(folder / "train.parquet", make_pairs(24, 1)),
+        "validation_pairs": write_pairs(folder / "validation.parquet", make_pairs(12, 2)),
+    }
+
+
 def make_config(name: str = "dpo", **options: Any) -> Any:
     from training_core.config.preference import PreferenceStageConfig
 

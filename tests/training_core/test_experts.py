@@ -81,7 +81,9 @@ def gradient(term: ExpertTerm, micros: Sequence[MicroBatch], rows: Sequence[int]
             logprobs(term.policy, micro)
             loss = term.loss(micro, routing, sums)
             assert loss is not None
+            num_calls = routing.num_calls
             loss.backward()
+            assert routing.num_calls == num_calls  # Layers that run again are not a new pass.
     return torch.cat([p.grad.flatten() for p in term.policy.parameters() if p.grad is not None])
 
 
@@ -97,7 +99,7 @@ def test_the_load_evens_out(tiny_decoder: Build) -> None:
         engine.step(step)
     first, last = history[0], history[-1]
     assert last["moe/load_entropy_nats"] > first["moe/load_entropy_nats"] + 0.02
-    assert last["moe/load_max_fraction"] < first["moe/load_max_fraction"] - 0.05
+    assert last["moe/load_max_fraction"] < first["moe/load_max_fraction"] - 0.02
     assert last["moe/load_entropy_nats"] <= math.log(4)
 
 
@@ -171,6 +173,7 @@ def test_a_reference_without_adapters_routes_for_itself(tiny_decoder: Build, lay
             if with_reference:
                 with reference_pass(model):
                     assert torch.equal(logprobs(model, micro), start)
+            assert routing.num_calls == (2 if layout == "shared_prompt" else 1)
             loss = term.loss(micro, routing, MetricSums())
             assert loss is not None
             (values.sum() + loss).backward()

@@ -255,6 +255,27 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert trainer.knobs.since_step == 3
 
 
+def test_a_resume_from_before_a_roll_back_forgets_it(tmp_path: Path) -> None:
+    """The checkpoint that holds a roll-back is damaged: what came of it is done, and written, once more."""
+
+    def warned(step: int, knobs: KnobChanges) -> dict[str, float]:
+        return {"rollout/truncated_fraction": 0.9} if step == 7 else {}
+
+    ends = []
+    for name, kill_at_call in (("whole", 0), ("damaged", 11)):
+        path = tmp_path / name
+        context = scripted_context(path)
+        if kill_at_call:  # At step 9 after the roll-back from 8 to 6.
+            trainer = ScriptedTrainer(context, warned, diverges=diverging, kill_at_call=kill_at_call)
+            with pytest.raises(Killed):
+                run_loop(context, trainer, settings(keep_last=2))
+            assert [row["num_roll_backs"] for row in read_metrics(path / "alarms.jsonl")] == [0, 1]
+            (context.directory.checkpoints_path / "step_000006" / "state.json").write_text("{}")
+        trainer = ScriptedTrainer(context, warned, diverges=diverging)
+        ends.append(end_of(path, trainer, run_loop(context, trainer, settings(keep_last=2))))
+    assert ends[0] == ends[1]
+
+
 def test_without_a_checkpoint_to_go_back_to(tmp_path: Path) -> None:
     context = scripted_context(tmp_path)
 

@@ -47,7 +47,7 @@ def test_a_policy_that_is_not_the_reference_at_the_start_is_refused(tiny_checkpo
 
 def test_a_loss_that_is_not_finite_stops_before_any_update(tiny_checkpoint: Path, rl_stage: Any) -> None:
     trainer = build_trainer(tiny_checkpoint, rl_stage.prompts, rl_stage.config(), ScriptedEngine(answers_of, []))
-    trainer.updater._head_checked = True
+    trainer.updater._is_first = False
     with torch.no_grad():
         trainer.updater.policy.model.norm.weight.fill_(math.nan)
     with pytest.raises(TrainingDivergedError, match="weights were left"):

@@ -18,7 +18,7 @@ from training_core.data.tables import build_pair_table
 from training_core.errors import ArtifactError, ConfigurationError, PreemptedError
 from training_core.loop import StepRecord
 from training_core.metrics import read_metrics
-from training_core.models.heads import load_reward_model, score_token_ids
+from training_core.models.heads import load_reward_model, num_positions, score_token_ids
 from training_core.models.loading import load_tokenizer
 from training_core.models.reward_ensemble import as_ensemble, load_reward_ensemble, member_directories
 from training_core.protocol.digests import tree_digest
@@ -261,3 +261,6 @@ def test_an_ensemble_is_not_loaded_as_one_model(finished: Run, tmp_path: Path) -
     assert member_directories(output / "member_2") == [output / "member_2"]
     with pytest.raises(ArtifactError, match="no reward model can be loaded"):
         load_reward_ensemble(tmp_path)
+    assert num_positions(output / "member_0") == load_reward_ensemble(output).num_positions == 512
+    with pytest.raises(ArtifactError, match="gives no number of positions"):
+        num_positions(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from local_scorer import local_scorer
 from pydantic import TypeAdapter, ValidationError
 
 from training_core.config.algorithms import PolicyStageConfig
@@ -59,6 +60,26 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[str], RewardContext, list[float |
     "regex": ({"pattern": r"\d+", "match": "full"}, [" 12 ", "12 a", "x"], context([1, 1, 1]), [1, 0, 0]),
     "contains": ({"phrases": ["Sea", "tide"]}, ["the SEA", "sea and tide", ""], context([1, 1, 1]), [0.5, 1, 0]),
     "exact_match": ({}, ["forty  two", "Forty two", "41"], context([1, 1, 1], reference="forty two"), [1, 0, 0]),
+    "numeric_match": (
+        {"marker": "####"},
+        ["#### 1,000", "1000", "#### 7"],
+        context([1] * 3, reference=1000),
+        [1, 0, 0],
+    ),
+    "math_verify": ({}, [r"$\frac{2}{4}$", "$2$", "none"], context([1] * 3, reference="1/2"), [1, 0, 0]),
+    "code_tests": (
+        {"network": "allow"},
+        ["```python\nprint(2 * int(input()))\n```", "print(4)", "no code"],
+        context([1] * 3, tests=[{"stdin": "2", "expected_stdout": "4"}, {"stdin": "3\n", "expected_stdout": "6\n"}]),
+        [1, 0.5, 0],
+    ),
+    "http": ({"url": "set by the test"}, ["a", "abc"], context([1, 1]), [1, 3]),
+    "format": (
+        {"sections": [{"start": "<answer>", "end": "</answer>"}]},
+        ["<answer>4</answer>", "4", "so <answer>4</answer>"],
+        context([1] * 3),
+        [1, 0, 0],
+    ),
     "truncation": ({}, ["a", "b"], context([3, 16], [StopReason.EOS, StopReason.LENGTH]), [0, -1]),
     "soft_overlong": (
         {"buffer_tokens": 8},
@@ -81,9 +102,12 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[str], RewardContext, list[float |
 def test_every_rule_by_hand(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "custom_reward_example.py").write_text(CUSTOM_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     knobs, answers, about, expected = EXAMPLES[kind]
-    rule = REWARD_RULES[kind](CONFIGS.validate_python({"kind": kind, **knobs}))
-    assert rule(PROMPTS[: len(answers)], answers, about) == pytest.approx(expected)
+    with local_scorer() as server:
+        address = {"url": server.url} if kind == "http" else {}
+        rule = REWARD_RULES[kind](CONFIGS.validate_python({"kind": kind, **knobs, **address}))
+        assert rule(PROMPTS[: len(answers)], answers, about) == pytest.approx(expected)
 
 
 def test_sentiment_has_a_sign() -> None:

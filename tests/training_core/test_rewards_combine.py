@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from training_core.config.reward_parts import FixedScale, RunningScale
 from training_core.config.rewards import RewardConfig, RuleConfig, check_plain_metrics
 from training_core.records import Message, StopReason
-from training_core.rewards.base import Cause, RewardContext, Scores
+from training_core.registries import REWARD_RULES
+from training_core.rewards.base import Cause, MeasuredScores, RewardContext, Scores
 from training_core.rewards.combine import CombinedScores, RewardPart, reward_part, score_answers
 from training_core.rewards.scaling import RewardState
 
@@ -60,9 +62,7 @@ def test_an_answer_with_all_parts_skipped_has_no_score() -> None:
 
 
 def test_fractions_by_cause() -> None:
-    a = Scores(
-        [1.0, None, None, None], [None, Cause.TIMEOUT, Cause.UNREADABLE_REFERENCE, Cause.NO_REFERENCE]
-    )
+    a = Scores([1.0, None, None, None], [None, Cause.TIMEOUT, Cause.UNREADABLE_REFERENCE, Cause.NO_REFERENCE])
     b = Scores([None, None, 2.0, 2.0], [Cause.ERROR, Cause.ERROR, None, None])
     metrics = scored([part("a", a), part("b", b), part("plain", [1.0, None, 1.0, 1.0])], 4).metrics()
     assert metrics["reward/a_missing_fraction"] == 0.75
@@ -167,3 +167,39 @@ def test_a_metric_sets_nothing_that_only_a_sum_reads(knob: dict[str, Any]) -> No
     assert check_plain_metrics(rules.validate_python([{"kind": "sentiment", "name": "mood"}]))
     with pytest.raises(ValueError, match=rf"metric 0 \(sentiment\) sets {next(iter(knob))}"):
         check_plain_metrics(rules.validate_python([{"kind": "sentiment", **knob}]))
+
+
+def test_a_custom_function_may_say_why_scores_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "custom_reward_with_causes.py").write_text(
+        "from training_core.rewards.base import Cause, Scores\n"
+        "def score(prompts, answers, context):\n"
+        "    return Scores([None, 1.0], [Cause.TIMEOUT, None])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = CONFIGS.validate_python({"kind": "custom", "import_path": "custom_reward_with_causes:score"})
+    metrics = scored([reward_part(config, REWARD_RULES["custom"](config))], 2).metrics()
+    assert metrics["reward/custom_timeout_fraction"] == 0.5
+    assert metrics["reward/error_fraction"] == 0.5
+
+
+def test_rounds_join_to_one_batch() -> None:
+    def batch(scores: Values, causes: list[Cause | None], spread: Values) -> CombinedScores:
+        function = MeasuredScores(scores, {"disagreement": spread})
+        parts = [part("a", Scores(scores, causes), clip=1.0), part("model", function)]
+        return scored(parts, len(scores))
+
+    first = batch([3.0, None], [None, Cause.ERROR], [0.5, None])
+    second = batch([0.0], [None], [1.5])
+    whole = batch([3.0, None, 0.0], [None, Cause.ERROR, None], [0.5, None, 1.5])
+    assert CombinedScores.joined([first, second]) == whole
+    assert CombinedScores.joined([first, second]).metrics() == whole.metrics()
+    assert whole.metrics()["reward/model_disagreement_mean"] == 1.0
+    assert whole.metrics()["reward/error_fraction"] == pytest.approx(1 / 3)
+
+
+def test_a_yardstick_is_scaled_by_moments_that_it_does_not_join() -> None:
+    _, state = combine([part("a", [0.0, 2.0], scale=RUNNING)], 2, RewardState())
+    context = RewardContext([1], [StopReason.EOS], [{}], max_new_tokens=4)
+    found, after = score_answers([part("a", [3.0], scale=RUNNING)], [[]], ["x"], context, state, update=False)
+    assert after == state
+    assert found.totals == pytest.approx([2.0 / 2**0.5])

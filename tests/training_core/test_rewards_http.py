@@ -72,6 +72,13 @@ def test_what_is_sent_and_what_comes_back(server: LocalScorer) -> None:
     assert "Authorization" not in server.headers[0]
 
 
+def test_what_json_has_no_word_for_is_not_sent(server: LocalScorer) -> None:
+    item = {"prompt": [], "answer": "a", "extra": {"rating": float("nan")}}
+    with pytest.raises(EvaluationError, match="NaN or infinity"):
+        RemoteScorer(config(server.url), None).score([item])
+    assert server.requests == []
+
+
 def test_answers_go_in_batches(server: LocalScorer) -> None:
     assert ask(server.url, batch_size=2) == [1.0, 2.0, 3.0]
     assert [len(items) for items in server.requests] == [2, 1]
@@ -217,7 +224,7 @@ def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tls.load_cert_chain(certificate, key)
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with local_scorer(tls=tls) as server:
-        with pytest.raises(ServerUnreachableError, match="(?i)certificate"):
+        with pytest.raises(ServerUnreachableError, match=r"(?i)certificate"):
             ask(server.url, max_retries=0)
         assert server.requests == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -72,7 +72,7 @@ def test_other_layers_than_full_attention_do_not_share_prompts(tiny_decoder: Bui
     assert has_recurrent_layers(model) == (model_type in RECURRENT)
     updater = updater_of(model)
     assert worst_difference(updater, uneven_batch()) < 1e-4
-    updater.check_head_once(uneven_batch())
+    updater.check_model_once(uneven_batch())
 
 
 def test_a_state_outside_the_cache_is_known_too(tiny_decoder: Build) -> None:
@@ -89,7 +89,7 @@ def test_full_attention_shares_prompts(tiny_decoder: Build, model_type: str, cha
     batch = uneven_batch()
     assert all(isinstance(micro, SharedPromptBatch) for micro in updater.split(batch, range(4)))
     assert worst_difference(updater, batch) < 1e-5
-    updater.check_head_once(batch)
+    updater.check_model_once(batch)
 
 
 def test_the_first_batch_shows_a_model_that_cannot_share(tiny_decoder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_first_batch_shows_a_model_that_cannot_share(tiny_decoder: Build, mo
     monkeypatch.setattr(layouts, "has_only_full_attention", lambda model: True)
     updater = updater_of(tiny_decoder("mistral", sliding_window=8), micro_batch_size=1)
     with pytest.raises(ConfigurationError, match="layout: padded"):
-        updater.check_head_once(uneven_batch())
+        updater.check_model_once(uneven_batch())
 
 
 def test_no_setting_is_said_to_help_with_a_soft_cap(tiny_decoder: Build) -> None:
@@ -105,7 +105,7 @@ def test_no_setting_is_said_to_help_with_a_soft_cap(tiny_decoder: Build) -> None
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(12.0)
     with pytest.raises(ConfigurationError, match="soft cap") as caught:
-        updater_of(model).check_head_once(uneven_batch())
+        updater_of(model).check_model_once(uneven_batch())
     assert "layout" not in str(caught.value)
 
 

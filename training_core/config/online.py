@@ -13,6 +13,7 @@ from training_core.config.base import Config
 from training_core.config.critic import CriticConfig
 from training_core.config.kl import KlConfig, KlInLoss, NoKl
 from training_core.config.lora import LoraConfig
+from training_core.config.moe import MoeConfig
 from training_core.config.off_policy import DynamicSamplingConfig, ImportanceConfig, ReplayConfig
 from training_core.config.optimizer import OptimizerConfig
 from training_core.config.policy_losses import PolicyLossConfig
@@ -69,6 +70,8 @@ class OnlineConfig(Config):
     """Sample further prompts in place of groups without a difference in scores. Default: no."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of all weights. Default: null, all weights."""
+    experts: MoeConfig | None = None
+    """For mixtures of experts: load-balancing loss, expert metrics, routing replay. Default: null, none of them."""
     autocast: Literal["bfloat16", "none"] = "bfloat16"
     """Number format of matrix products in training; master weights, log-probabilities and losses are float32 anyway."""
     checkpoint_every_steps: int = Field(default=10, ge=1)
@@ -141,7 +144,7 @@ class OnlineConfig(Config):
     def _one_ratio_needs_one_advantage(self) -> OnlineConfig:
         if self.loss.is_per_answer and self.advantage.is_per_token:
             raise ValueError(
-                f"loss.kind {self.loss.kind} has one ratio for a whole answer, but advantage.kind {self.advantage.kind} "
+                f"loss.kind {self.loss.kind} has one ratio for an answer, but advantage.kind {self.advantage.kind} "
                 "gives each token its own. Take gspo_token or clipped_surrogate"
             )
         return self

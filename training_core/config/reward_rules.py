@@ -109,7 +109,8 @@ class TruncationReward(RewardPartConfig):
 
 
 class SoftOverlongReward(RewardPartConfig):
-    """DAPO's soft overlong punishment: 0 up to a length, falling linearly to -1 at the token limit."""
+    """DAPO's soft overlong punishment: 0 up to a length, falling linearly to -1 at the token limit (Yu et al. 2025,
+    arXiv 2503.14476, equation 13)."""
 
     kind: Literal["soft_overlong"]
     """Chooses this rule: a penalty that grows towards the token limit."""
@@ -118,7 +119,8 @@ class SoftOverlongReward(RewardPartConfig):
 
 
 class RepetitionReward(RewardPartConfig):
-    """Minus the share of an answer's word n-grams that repeat an earlier one: 0 to -1."""
+    """Minus the share of an answer's word n-grams that repeat an earlier one: 0 to -1 (after Welleck et al. 2020,
+    arXiv 1908.04319)."""
 
     kind: Literal["repetition"]
     """Chooses this rule: a penalty for repeated word n-grams."""
@@ -127,7 +129,7 @@ class RepetitionReward(RewardPartConfig):
 
 
 class SentimentReward(RewardPartConfig):
-    """VADER's compound sentiment of the answer, -1 to 1, from its word list; no model."""
+    """VADER's compound sentiment of the answer, -1 to 1, from its word list; no model (Hutto and Gilbert 2014)."""
 
     kind: Literal["sentiment"]
     """Chooses this rule: VADER's sentiment."""

@@ -56,7 +56,7 @@ class ValueModel(nn.Module):
         For forward passes that get the hidden states in another way, prompts shared by their answers for one.
         """
         with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.head(hidden.float()).squeeze(-1)
+            values: Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
         return values
 
     @property

@@ -144,9 +144,10 @@ def remax(inputs: EstimatorInputs, discount: float) -> Advantages:
 def gae(inputs: EstimatorInputs, discount: float, smoothing: float, whiten: bool) -> Advantages:
     """Compute PPO's advantages with a critic, and the critic's targets.
 
-    Token rewards are minus the KL penalty, plus the score on the last token; advantages and targets as in
-    `generalised_advantages`; the advantages are then whitened over all tokens of answers with a score, if asked. The
-    targets are those before whitening.
+    delta_t = r_t + discount * V_next - V_t; A_t = delta_t + discount * smoothing * A_next, where r is minus the KL
+    penalty, plus the score on the last token; then, if asked, whitened over all tokens of answers with a score.
+
+    The critic's targets are A_t + V_t before whitening; see `generalised_advantages`.
 
     Special cases:
         smoothing = 1: reward-to-go minus value. Values of 0, discount and smoothing 1, whitened: `reinforce_plus_plus`.

@@ -11,17 +11,10 @@ from torch import Tensor
 from training_core.config.preference import CustomPairLoss, PairLossConfig
 from training_core.errors import EvaluationError
 from training_core.imports import import_function
-from training_core.ops import preference_losses
 from training_core.ops.preference_losses import PairLogprobs
-from training_core.registry import Registry
+from training_core.registries import PREFERENCE_LOSSES
 
-PREFERENCE_LOSSES: Registry[Callable[..., Tensor]] = Registry("preference loss")
-"""(PairLogprobs, **knobs) -> losses [pairs]. The knobs are the fields of the loss's config."""
-PREFERENCE_LOSSES.add("sigmoid", preference_losses.sigmoid)
-PREFERENCE_LOSSES.add("robust", preference_losses.robust)
-PREFERENCE_LOSSES.add("ipo", preference_losses.ipo)
-PREFERENCE_LOSSES.add("hinge", preference_losses.hinge)
-PREFERENCE_LOSSES.add("simpo", preference_losses.simpo)
+__all__ = ["PREFERENCE_LOSSES", "PairLoss", "build_pair_loss", "reward_knobs"]
 
 PairLoss = Callable[[PairLogprobs], Tensor]
 """Log-probabilities -> losses [pairs]."""

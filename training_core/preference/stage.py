@@ -98,7 +98,7 @@ def train_on(
     objective.scorer.check(train_items.forwards([shortest])[0])
     reference_sha256 = weights_digest(model_directory)
     splits = with_reference(context, config, objective.scorer, (train_items, validation_items), reference_sha256)
-    if False:
+    if config.lora is not None:
         attach_lora(policy, config.lora, context.spec.seed)
     if config.gradient_checkpointing:
         recompute_layers(policy)

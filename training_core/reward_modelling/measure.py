@@ -137,11 +137,13 @@ def measure_members(output: Path, data: RewardData, config: RewardModelConfig) -
     """
     if config.num_members == 1:
         report = measure_member(output, data, config)[1]
-        warn_of_movement(report, "the reward model")
+        if not config.needs_feedback:
+            warn_of_movement(report, "the reward model")
         return report
     measured = [measure_member(member_directory(output, i), data, config) for i in range(config.num_members)]
     for member, (_, report) in enumerate(measured):
-        warn_of_movement(report, f"member {member}")
+        if not config.needs_feedback:
+            warn_of_movement(report, f"member {member}")
     save_ensemble_files(output, config.num_members)
     report = ensemble_report([scores for scores, _ in measured], [report for _, report in measured], data, config)
     update_json(output / REWARD_CONFIG, **report)

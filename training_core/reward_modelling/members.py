@@ -110,7 +110,7 @@ def train_member(
         attach_lora(model, config.lora, seed)
     if config.gradient_checkpointing:
         recompute_layers(model.backbone)
-    objective = make_objective(config.loss, data.train)
+    objective = make_objective(config.loss, data.train, training_device())
     pad = pad_token_id(load_tokenizer(source))
     trainer = RewardTrainer(context, config, model, objective, pad, member, finished)
     if is_new:

@@ -144,7 +144,7 @@ class RegressionObjective(_RatedRows):
 class OrdinalObjective(_RatedRows):
     """The likelihood of ordered levels; the thresholds between them are learned at the head's rate."""
 
-    def __init__(self, table: FeedbackTable, loss: OrdinalLoss) -> None:
+    def __init__(self, table: FeedbackTable, loss: OrdinalLoss, device: torch.device | None = None) -> None:
         super().__init__(table, loss.target)
         self.values = loss.levels
         self.levels = torch.from_numpy(level_indices(self.ratings, loss.levels))
@@ -154,12 +154,12 @@ class OrdinalObjective(_RatedRows):
                 "Give rows with different ratings"
             )
         first, widths = threshold_parameters(torch.bincount(self.levels, minlength=len(loss.levels)))
-        self.first, self.widths = nn.Parameter(first.float()), nn.Parameter(widths.float())
+        self.first, self.widths = (nn.Parameter(value.float().to(device)) for value in (first, widths))
         self.parameters = {"first": self.first, **({"widths": self.widths} if len(widths) else {})}
 
     def losses(self, scores: Tensor, items: Sequence[int], sums: MetricSums) -> Tensor:
         levels = self.levels[list(items)].to(scores.device)
-        thresholds = ordered_thresholds(self.first, self.widths).to(scores.device)
+        thresholds = ordered_thresholds(self.first, self.widths)
         losses = ordinal(scores, levels, thresholds)
         # The median level: each threshold below the score is one that the level more probably exceeds than not.
         guessed = (scores.detach()[:, None] > thresholds.detach()[None, :]).sum(dim=1)
@@ -174,9 +174,16 @@ class OrdinalObjective(_RatedRows):
 
 
 def make_objective(
-    loss: BradleyTerryLoss | RegressionLoss | OrdinalLoss, table: PairTable | FeedbackTable
+    loss: BradleyTerryLoss | RegressionLoss | OrdinalLoss,
+    table: PairTable | FeedbackTable,
+    device: torch.device | None = None,
 ) -> PairObjective | RegressionObjective | OrdinalObjective:
     """Return the objective that the config names.
+
+    Args:
+        loss: from the config.
+        table: the training rows.
+        device: where scores will be; what the objective learns itself lies there too. Default: the CPU.
 
     Raises:
         DataError: the rows have nothing that it could learn from.
@@ -187,7 +194,7 @@ def make_objective(
     if isinstance(loss, RegressionLoss) and isinstance(table, FeedbackTable):
         return RegressionObjective(table, loss)
     if isinstance(loss, OrdinalLoss) and isinstance(table, FeedbackTable):
-        return OrdinalObjective(table, loss)
+        return OrdinalObjective(table, loss, device)
     raise TypeError(f"the loss {loss.kind} is not for a {type(table).__name__}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,20 @@ class Scores(list[float | None]):
         return sum(cause in causes for cause in self.causes)
 
 
+class MeasuredScores(list[float | None]):
+    """Scores of some answers, and what else their scorer says of each answer.
+
+    Args:
+        values: one score an answer, None where there is none.
+        measures: by name, one value an answer, None where there is none. Each is logged as
+            `reward/<part>_<name>_mean`.
+    """
+
+    def __init__(self, values: Iterable[float | None], measures: Mapping[str, Sequence[float | None]]) -> None:
+        super().__init__(values)
+        self.measures = dict(measures)
+
+
 @dataclass(frozen=True)
 class RewardContext:
     """What a reward may know about the answers besides their text; every list has one entry an answer."""
@@ -70,5 +84,6 @@ class RewardContext:
 
 RewardFunction = Callable[[Sequence[Sequence[Message]], Sequence[str], RewardContext], list[float | None]]
 """`(prompts, answers, context)` -> scores in the order of the answers. None means that there is no score: the answer is
-left out of group statistics, never counted as 0. A `Scores` is such a list that also says why; then `reward/<name>_*`
-has the shares of time-outs and errors. Answers come without the end-of-turn token."""
+left out of group statistics, never counted as 0. A `Scores` is such a list that also says why, and the shares of
+time-outs and errors are logged; a `MeasuredScores` is one with more numbers to log. Answers come without the
+end-of-turn token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,15 +33,17 @@ class CodeTest:
 
 
 def fenced_code(answer: str) -> str | None:
-    r"""Return the last fenced block marked as Python, else the last one; None without any. One left open ends with the
-    answer.
+    r"""Return the last fenced block marked as Python, else the last one; None without any.
+
+    One that is left open ends with the answer. One that is indented as a whole, as in a list, loses that.
 
     >>> fenced_code("a\n```python\nx = 1\n```\nprints\n```\n1\n```\n"), fenced_code("```\ny"), fenced_code("x = 1")
     ('x = 1\n', 'y', None)
     """
-    blocks = [(match["language"].lower(), match["code"]) for match in FENCE.finditer(answer)]
+    blocks = [(match["language"].lower(), textwrap.dedent(match["code"])) for match in FENCE.finditer(answer)]
     marked = [code for language, code in blocks if language in PYTHON]
-    return (marked or [code for _, code in blocks] or [None])[-1]
+    found = marked or [code for _, code in blocks]
+    return found[-1] if found else None
 
 
 def code_of(answer: str, code: Literal["fenced", "fenced_or_whole", "whole"]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, overload
 
@@ -17,7 +17,7 @@ from training_core.errors import EvaluationError
 from training_core.metrics import MetricSums
 from training_core.ops.normalising import RunningMoments
 from training_core.records import Message
-from training_core.rewards.base import Cause, RewardContext, RewardFunction, Scores
+from training_core.rewards.base import Cause, MeasuredScores, RewardContext, RewardFunction, Scores
 from training_core.rewards.scaling import RewardState, Scale, scaled, with_scores
 
 NO_VERDICT = (Cause.TIMEOUT, Cause.ERROR)
@@ -55,6 +55,8 @@ class CombinedScores:
     """Scores of the parts that have a scale or a bound, as they entered the sum, not weighted."""
     causal: frozenset[str] = frozenset()
     """Names of the parts whose functions say why scores are missing."""
+    measures: dict[str, list[float | None]] = field(default_factory=dict)
+    """What else functions say of each answer, by `<part>_<name>`."""
 
     @property
     def num_missing(self) -> int:
@@ -80,6 +82,7 @@ class CombinedScores:
             parts={name: all_of(name) for name in first.parts},
             scaled={name: [score for batch in batches for score in batch.scaled[name]] for name in first.scaled},
             causal=first.causal,
+            measures={name: [value for batch in batches for value in batch.measures[name]] for name in first.measures},
         )
 
     def metrics(self) -> dict[str, float]:
@@ -87,7 +90,8 @@ class CombinedScores:
 
         `reward/mean` and `reward/std`: of the totals. Of each part: `reward/<part>_mean` (unscaled),
         `_missing_fraction`, `_scaled_mean` where it has a scale or a bound, and where its function says why scores are
-        missing `_timeout_fraction`, `_error_fraction` and `_unreadable_reference_fraction`.
+        missing `_timeout_fraction`, `_error_fraction` and `_unreadable_reference_fraction`; `_<measure>_mean` of what
+        else it measures.
         `reward/missing_fraction`: answers without a total. `reward/error_fraction`: answers for which any part ran out
         of time or failed.
         """
@@ -104,6 +108,8 @@ class CombinedScores:
             if name in self.causal:
                 for cause in COUNTED:
                     sums.add(f"reward/{name}_{cause.value}_fraction", scores.num_caused(cause), len(scores))
+        for name, values in self.measures.items():
+            add_mean(sums, f"reward/{name}_mean", values)
         sums.add("reward/missing_fraction", self.num_missing, len(self.totals))
         sums.add("reward/error_fraction", self.num_without_verdict, len(self.totals))
         return sums.means()
@@ -178,8 +184,19 @@ def score_answers(
         parts=scores,
         scaled={part.name: entering[part.name] for part in parts if part.scale is not None or part.clip is not None},
         causal=frozenset(part.name for part in parts if isinstance(found[part.name], Scores)),
+        measures=measures_of(found),
     )
     return combined if state is None else (combined, state.model_copy(update={"moments": moments}))
+
+
+def measures_of(found: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
+    """Return what functions measure beside their scores, by `<part>_<name>`."""
+    return {
+        f"{part}_{name}": list(values)
+        for part, scores in found.items()
+        if isinstance(scores, MeasuredScores)
+        for name, values in scores.measures.items()
+    }
 
 
 def total(parts: Sequence[RewardPart], scores: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ A conversation longer than the positions has no score.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,20 +23,7 @@ from training_core.models.heads import RewardModel
 from training_core.models.loading import load_tokenizer, pad_token_id, tokenizer_digest
 from training_core.models.reward_ensemble import RewardEnsemble, as_ensemble, load_reward_ensemble
 from training_core.records import Message, StopReason
-from training_core.rewards.base import RewardContext, RewardFunction
-
-
-class ModelScores(list[float | None]):
-    """Scores of a reward model, and what else it says of each answer.
-
-    Attributes:
-        measures: by name, one value an answer beside its score, None where there is none. Each is logged as
-            `reward/<part>_<name>_mean`.
-    """
-
-    def __init__(self, values: Iterable[float | None], measures: Mapping[str, Sequence[float | None]]) -> None:
-        super().__init__(values)
-        self.measures = dict(measures)
+from training_core.rewards.base import MeasuredScores, RewardContext, RewardFunction
 
 
 def adjust_score(score: float, disagreement: float, model: RewardEnsemble, config: RewardModelReward) -> float:
@@ -178,7 +165,7 @@ def reward_from_model(
         ]
         if not has_members:
             return values
-        return ModelScores(
+        return MeasuredScores(
             values, {"disagreement": [None if value is None else value / unit for value in found.disagreements]}
         )
 

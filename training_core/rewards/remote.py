@@ -80,6 +80,21 @@ def parsed_scores(response: httpx.Response, num_items: int, url: str) -> list[fl
     return [None if score is None else float(score) for score in scores]
 
 
+def request_content(items: Sequence[dict[str, Any]]) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        EvaluationError: a row's `extra` holds what JSON has no word for.
+    """
+    try:
+        return json.dumps({"items": list(items)}, allow_nan=False).encode()
+    except ValueError:
+        raise EvaluationError(
+            "a prompt row's `extra` holds NaN or infinity, which JSON has no word for, so the scorer cannot be asked: "
+            "write null or a text there"
+        ) from None
+
+
 class RemoteScorer:
     """Asks one address, again where that may help.
 
@@ -114,10 +129,11 @@ class RemoteScorer:
 
     def ask(self, client: httpx.Client, batch: Sequence[dict[str, Any]]) -> list[float | None] | Cause:
         url, reason, cause = self.config.url, "", Cause.ERROR
+        content = request_content(batch)
         for attempt in range(self.config.max_retries + 1):
             retry_after = None
             try:
-                response = client.post(url, json={"items": list(batch)})
+                response = client.post(url, content=content, headers={"Content-Type": "application/json"})
             except httpx.TimeoutException as error:
                 reason, cause = f"no answer in time ({type(error).__name__})", Cause.TIMEOUT
             except httpx.TransportError as error:

@@ -24,7 +24,7 @@ from training_core.config.reward_rules import (
 )
 from training_core.errors import ConfigurationError, EvaluationError, TidegateError
 from training_core.records import Message, StopReason
-from training_core.rewards.base import RewardContext, RewardFunction, Scores
+from training_core.rewards.base import RewardContext, RewardFunction
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def build_custom(config: CustomReward) -> RewardFunction:
     def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         try:
             found = function(prompts, answers, context, **config.parameters)
-            return found if isinstance(found, Scores) else list(found)
+            return found if isinstance(found, list) else list(found)
         except TidegateError:
             raise
         except Exception as error:

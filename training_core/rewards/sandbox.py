@@ -37,6 +37,7 @@ LIMITS = (
     "max_output_bytes",
     "max_processes",
     "max_open_files",
+    "num_workers",
 )
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
@@ -59,15 +60,20 @@ class SandboxOutcome:
 class Sandbox:
     """Runs programs with the limits of a config.
 
+    Args:
+        config: the limits.
+        python: runs them.
+
     Raises:
         ConfigurationError: this is not Linux, the kernel refuses isolation and the config requires it, or nothing runs
             within these limits.
     """
 
-    def __init__(self, config: CodeTestsReward) -> None:
+    def __init__(self, config: CodeTestsReward, python: str = sys.executable) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(f"code_tests needs Linux for its sandbox; this is {sys.platform}")
         self.config = config
+        self.python = python
         self.isolated = True
         found = self.run(PROBE, check="")
         if found.status == "refused":
@@ -105,7 +111,7 @@ class Sandbox:
         # -P: the folder of the script is not where the code's imports are looked up.
         options = ["-s", "-P", "-B", "-X", "utf8", *([] if self.config.packages else ["-S"])]
         process = subprocess.Popen(
-            [sys.executable, *options, str(PROCESS)],
+            [self.python, *options, str(PROCESS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

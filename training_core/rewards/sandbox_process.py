@@ -34,8 +34,8 @@ UNSHARE = "unshare (user, mount, process, network and IPC namespaces)"
 NOBODY = 65534
 WATCHERS = 2
 """Processes in the namespace that are not the code's."""
-SHARED_TASKS = 256
-"""What other sandboxes, and the user's programs, may start meanwhile."""
+SPARE_TASKS = 64
+"""What the user's other programs may start meanwhile."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 TICK_SECONDS = {True: 0.01, False: 0.05}
 """Between two looks at the processes, by whether these are all in a namespace of their own: else they are many."""
@@ -174,16 +174,27 @@ def processes_below(root: int) -> dict[int, int]:
 
 def end_all_below(root: int) -> None:
     """Kill whatever descends from `root`, until there is nothing left."""
-    while below := processes_below(root):
-        for pid in below:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    while True:
+        # Stopped first, all of them: what multiplies would fill each gap that a kill makes.
+        stopped: set[int] = set()
+        while fresh := processes_below(root).keys() - stopped:
+            signal_all(fresh, signal.SIGSTOP)
+            stopped |= fresh
+        if not stopped:
+            return
+        signal_all(stopped, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
+            return
+
+
+def signal_all(processes: set[int], number: int) -> None:
+    for pid in processes:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
             continue
 
 
@@ -262,7 +273,8 @@ def set_limits(job: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: (0, 0),
     }
     if not job["isolated"]:
-        others = num_tasks_of(job["user"]) + SHARED_TASKS
+        sandboxes = job["max_processes"] * (job["num_workers"] - 1)
+        others = num_tasks_of(job["user"]) + sandboxes + SPARE_TASKS
     else:
         others = WATCHERS if job["user"] == os.getuid() else 0
     limits[resource.RLIMIT_NPROC] = (job["max_processes"] + others,) * 2

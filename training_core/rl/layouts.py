@@ -61,11 +61,10 @@ class Layout:
 def choose_layout(config: OnlineConfig, model: PreTrainedModel) -> Layout:
     """Return the layout that the config asks for, as far as the model's layers give the same result in it."""
     name = config.layout
-    shares = has_only_full_attention(model) and not config.gradient_checkpointing
+    why = _why_not_shared(config, model)
     if name == "auto":
-        name = "shared_prompt" if shares else "padded"
-    elif name == "shared_prompt" and not shares:
-        why = "gradient checkpointing keeps no cache" if config.gradient_checkpointing else _other_layers(model)
+        name = "padded" if why else "shared_prompt"
+    elif name == "shared_prompt" and why:
         logger.warning("layout shared_prompt is left off: %s", why)
         name = "padded"
     elif name == "packed" and has_recurrent_layers(model):
@@ -76,8 +75,12 @@ def choose_layout(config: OnlineConfig, model: PreTrainedModel) -> Layout:
     return Layout(name, config.micro_batch_size, config.max_tokens_per_micro_batch)
 
 
-def _other_layers(model: PreTrainedModel) -> str:
-    return f"{type(model).__name__} has layers other than full attention, whose result would change"
+def _why_not_shared(config: OnlineConfig, model: PreTrainedModel) -> str | None:
+    if config.gradient_checkpointing:
+        return "gradient checkpointing keeps no cache"
+    if not has_only_full_attention(model):
+        return f"{type(model).__name__} has layers other than full attention, whose result would change"
+    return None
 
 
 def pack(batch: TrajectoryBatch, rows: Sequence[int], pad_token_id: int, device: torch.device) -> PackedBatch:

@@ -63,7 +63,7 @@ class Signal:
     group_ids: Tensor
     """[N] int64."""
     advantages: Tensor
-    """[N, T] float32."""
+    """[N, T]."""
     old_logprobs: Tensor | None
     """[N, T] of the policy that ratios are relative to; None when it is the one of training's own forward pass."""
     reference_logprobs: Tensor | None
@@ -74,13 +74,13 @@ class Signal:
     kl_coefficient: float = 0.0
     """Of the KL term in the loss."""
     row_weights: Tensor | None = None
-    """[N] float32: factor of an answer's policy loss; None for 1."""
+    """[N]: factor of an answer's policy loss; None for 1."""
     is_fresh: Tensor | None = None
     """[N] bool: sampled in this step, so that sampler and trainer can be compared; None when all are."""
     returns: Tensor | None = None
-    """[N, T] float32: what the critic learns; None without one."""
+    """[N, T]: what the critic learns; None without one."""
     old_values: Tensor | None = None
-    """[N, T] float32: the critic's values before the step; None without one."""
+    """[N, T]: the critic's values before the step; None without one."""
 
     @property
     def num_groups(self) -> int:
@@ -105,6 +105,7 @@ def build_signal(
     scored: ScoredBatch,
     before: BeforeUpdates | None,
     kl_coefficient: float,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Signal, Advantages]:
     """Return what the updates learn from, and what the scores said about the groups.
 
@@ -114,6 +115,7 @@ def build_signal(
         scored: the step's answers.
         before: what forward passes said before the first update; None when training's own give all that is needed.
         kl_coefficient: of the KL term, wherever it counts.
+        dtype: of what the updates read.
     """
     batch = scored.batch
     inputs = EstimatorInputs(
@@ -133,15 +135,15 @@ def build_signal(
         batch=batch,
         mask=batch.mask & counted[:, None],
         group_ids=scored.group_ids,
-        advantages=found.advantages.float(),
+        advantages=found.advantages.to(dtype),
         old_logprobs=old_logprobs(config, scored, before),
         reference_logprobs=None if before is None else before.reference_logprobs,
         is_compared=before is not None,
         kl_coefficient=kl_coefficient if isinstance(config.kl, KlInLoss) else 0.0,
-        row_weights=None if scored.row_weights is None else scored.row_weights.float(),
+        row_weights=None if scored.row_weights is None else scored.row_weights.to(dtype),
         is_fresh=None if scored.is_replayed is None else ~scored.is_replayed,
-        returns=None if found.returns is None else found.returns.float(),
-        old_values=None if before is None or before.values is None else before.values.float(),
+        returns=None if found.returns is None else found.returns.to(dtype),
+        old_values=None if before is None or before.values is None else before.values.to(dtype),
     )
     return signal, found
 
@@ -161,7 +163,7 @@ def old_logprobs(config: OnlineConfig, scored: ScoredBatch, before: BeforeUpdate
 def can_have_gradient(config: OnlineConfig, signal: Signal, row: int) -> bool:
     """Return whether an answer can have a gradient: it counts, and has an advantage or a term of its own."""
     counts = bool(signal.mask[row].any())
-    always = isinstance(config.kl, KlInLoss) or config.entropy_coefficient > 0.0
+    always = isinstance(config.kl, KlInLoss) or config.entropy_coefficient > 0.0 or config.experts is not None
     return counts and (always or bool((signal.advantages[row] != 0.0).any()))
 
 

@@ -72,6 +72,25 @@ def train(
     engine: RolloutEngine,
 ) -> StageOutcome:
     """Train with a given rollout engine and write the output `policy`."""
+    algorithm = config.algorithm
+    trainer = build_trainer(context, config, tokenizer, prompts, engine)
+    warn_of_approximations(algorithm)
+    release_free_memory()
+    report = run_loop(context, trainer, loop_settings(algorithm))
+    save_policy(trainer.updater.policy, context.input_path("model"), context.new_output("policy"))
+    return StageOutcome(
+        outputs={"policy": "outputs/policy"}, summary=summarise(context, algorithm, trainer.reference_sha256, report)
+    )
+
+
+def build_trainer(
+    context: StageContext,
+    config: PolicyStageConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    engine: RolloutEngine,
+) -> PolicyTrainer:
+    """Return the trainer of a run, before its first step."""
     algorithm, model_directory = config.algorithm, context.input_path("model")
     reference_sha256 = weights_digest(model_directory)
     policy = build_policy(algorithm, model_directory, context.spec.seed)
@@ -86,14 +105,7 @@ def train(
         seed=context.spec.seed,
         poll=updater.give_up_if_stopped,
     )
-    trainer = PolicyTrainer(updater, sampler, reference_sha256, prompts_digest(prompts))
-    warn_of_approximations(algorithm)
-    release_free_memory()
-    report = run_loop(context, trainer, loop_settings(algorithm))
-    save_policy(policy, model_directory, context.new_output("policy"))
-    return StageOutcome(
-        outputs={"policy": "outputs/policy"}, summary=summarise(context, algorithm, reference_sha256, report)
-    )
+    return PolicyTrainer(updater, sampler, reference_sha256, prompts_digest(prompts))
 
 
 def loop_settings(algorithm: OnlineConfig) -> LoopSettings:

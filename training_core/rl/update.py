@@ -9,7 +9,8 @@ Shapes: N answers of the step, T longest answer, B rows of a micro-batch, t its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from training_core.metrics import MetricSums
 from training_core.ops.aggregation import AllSum, keep, weighted_sum
 from training_core.registries import AGGREGATIONS
 from training_core.rl.critic import CriticUpdater
-from training_core.rl.forward import Precision, answer_logprobs, check_forward_pass
+from training_core.rl.experts import ExpertTerm
+from training_core.rl.first_batch import check_model_on, check_scored
+from training_core.rl.forward import Precision, answer_logprobs
 from training_core.rl.layouts import choose_layout
 from training_core.rl.losses import TokenInputs, token_losses
 from training_core.rl.metrics import (
@@ -40,6 +43,7 @@ from training_core.rl.signal import (
     Signal,
     build_signal,
     can_have_gradient,
+    kl_penalties,
     minibatch_rows,
 )
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch
@@ -94,9 +98,12 @@ class PolicyUpdater:
         self.estimate = build_estimator(config.advantage)
         self.policy_loss = build_policy_loss(config.loss)
         self.device = next(policy.parameters()).device
+        # float32, or what the weights have where that is wider.
+        self.dtype = torch.promote_types(torch.float32, next(policy.parameters()).dtype)
         self.precision = Precision(config.autocast, self.device)
         self.layout = choose_layout(config, policy)
-        self._head_checked = False
+        self.experts = None if config.experts is None else ExpertTerm(config.experts, policy, around.all_sum)
+        self._is_first = True
 
     def update(self, step: int, scored: ScoredBatch, kl_coefficient: float) -> tuple[dict[str, float], Tensor]:
         """Update policy and critic from the answers of step `step` (from 1); return metrics and advantages [N, T].
@@ -112,9 +119,12 @@ class PolicyUpdater:
             WeightVersionError: the engine's log-probs are not the policy's; no weight has changed.
         """
         sums = MetricSums()
-        self.check_head_once(scored.batch)
+        self.check_model_once(scored.batch)
         before = self.before_updates(scored.batch) if self.needs_pass_before(scored) else None
-        signal, found = build_signal(self.config, self.estimate, scored, before, kl_coefficient)
+        if self._is_first:
+            check_scored(scored, kl_penalties(self.config, kl_coefficient, before, scored.batch))
+            self._is_first = False
+        signal, found = build_signal(self.config, self.estimate, scored, before, kl_coefficient, self.dtype)
         if before is not None:
             fresh, reference = signal.is_fresh, before.reference_logprobs
             add_comparisons(sums, before.logprobs, scored.batch.sampler_logprobs, reference, signal.mask, fresh)
@@ -129,11 +139,18 @@ class PolicyUpdater:
         metrics = sums.means()
         metrics.update(effective_sample_fraction(metrics))
         metrics.update(advantage_metrics(scored, signal, found))
+        if self.experts is not None and self.reads_routing:
+            metrics.update(self.experts.step_metrics(len(scored.batch)))
         metrics["train/num_updates"] = len(reports)
         if reports:
             metrics["policy/grad_norm"] = sum(report.grad_norm for report in reports) / len(reports)
             metrics["train/learning_rate"] = reports[-1].learning_rate
         return metrics, signal.advantages
+
+    @property
+    def reads_routing(self) -> bool:
+        """Whether the experts that the policy chose before the updates are needed."""
+        return self.config.experts is not None and self.config.experts.needs_pass_before
 
     def trains_policy(self, step: int) -> bool:
         """Return whether the policy learns in this step: not while the critic warms up."""
@@ -142,31 +159,36 @@ class PolicyUpdater:
     def needs_pass_before(self, scored: ScoredBatch) -> bool:
         """Return whether log-probs of the policy are needed before the first update.
 
-        They are with several updates (what the ratio is relative to), a KL in the reward, a critic, and replayed
-        answers. With one update of fresh answers, training's own forward pass gives them.
+        They are with several updates (what the ratio is relative to), a KL in the reward, a critic, replayed answers,
+        and watched experts, whose load is fixed first. With one update of fresh answers, training's own forward pass
+        gives them.
         """
         in_reward = self.config.kl.placement == "reward"
         replays = scored.is_replayed is not None and bool(scored.is_replayed.any())
-        return self.config.updates_per_step > 1 or in_reward or self.critic is not None or replays
+        others = self.critic is not None or self.reads_routing
+        return self.config.updates_per_step > 1 or in_reward or others or replays
 
     @torch.no_grad()
     def before_updates(self, batch: TrajectoryBatch) -> BeforeUpdates:
         """Return what policy, reference and critic say before the first update."""
 
         def empty() -> Tensor:
-            return torch.zeros(batch.mask.shape, dtype=torch.float32)
+            return torch.zeros(batch.mask.shape, dtype=self.dtype)
 
         logprobs = empty()
         reference = empty() if self.reference is not None else None
         values = empty() if self.critic is not None else None
+        if self.experts is not None:
+            self.experts.begin_step(len(batch))
         for micro in self.split(batch, range(len(batch))):
             self.give_up_if_stopped()
             rows, columns = micro.rows, slice(0, micro.mask.shape[1])
-            logprobs[rows, columns] = self.forward(self.policy, micro)[0].float().cpu()
+            with self.experts.recording(micro) if self.experts else nullcontext():
+                logprobs[rows, columns] = self.forward(self.policy, micro)[0].cpu()
             if reference is not None:
-                reference[rows, columns] = self.reference_pass(micro).float().cpu()
+                reference[rows, columns] = self.reference_pass(micro).cpu()
             if values is not None and self.critic is not None:
-                values[rows, columns] = self.critic.values(micro).detach().float().cpu()
+                values[rows, columns] = self.critic.values(micro).cpu()
         return BeforeUpdates(logprobs, reference, values)
 
     def forward(self, model: PreTrainedModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -211,14 +233,20 @@ class PolicyUpdater:
         """Do one optimizer update; None when no answer of it carries a signal (the weights stay as they are)."""
         weights = self.step_weights(signal, rows)
         rows = [row for row in rows if self.has_signal(signal, row)]
+        if self.experts is not None and self.reads_routing and rows:
+            self.experts.begin_update(rows)
         total = 0.0
         for micro in self.split(signal.batch, rows):
             if number == 0:
                 self.give_up_if_stopped()
-            loss = self.micro_loss(micro, signal, weights, sums)
-            total += float(loss.detach())
-            check_finite_loss(total, step)
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self.experts.training(micro) if self.experts else nullcontext() as record:
+                loss = self.micro_loss(micro, signal, weights, sums)
+                if self.experts is not None and record is not None:
+                    router_loss = self.experts.loss(micro, record, sums)
+                    loss = loss if router_loss is None else loss + router_loss
+                total += float(loss.detach())
+                check_finite_loss(total, step)
+                loss.backward()  # type: ignore[no-untyped-call]
         if not rows:
             return None
         sums.add("policy/loss", total, 1)
@@ -263,17 +291,10 @@ class PolicyUpdater:
             return micro.select(signal.reference_logprobs).to(self.device)
         return self.reference_pass(micro)
 
-    def check_head_once(self, batch: TrajectoryBatch) -> None:
-        """Check the forward pass on answers to the shortest and the longest prompt, before anything comes of it."""
-        if not self._head_checked:
-            by_prompt = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
-            rows = sorted({by_prompt[0], by_prompt[-1]})
-            # In one pass: what goes wrong with prompts of different length shows only side by side.
-            (micro,) = replace(self.layout, max_rows=len(rows), max_tokens=None).split(
-                batch, rows, self.around.pad_token_id, self.device
-            )
-            check_forward_pass(self.policy, micro)
-            self._head_checked = True
+    def check_model_once(self, batch: TrajectoryBatch) -> None:
+        """Check forward passes on the run's first batch, before anything comes of them."""
+        if self._is_first:
+            check_model_on(self.policy, self.layout, batch, self.around.pad_token_id)
 
     def give_up_if_stopped(self) -> None:
         if self.around.should_stop():
