@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.consistency import answer_limits
+from tasks.consistency import answer_limits, is_online
 from training_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def check_answer_room(state: ChainState) -> None:
         ConfigurationError: RL or the evaluation asks for longer ones.
     """
     limit = _model_limit(state)
-    for field_name, answer in dict(answer_limits(state.config)).items():
+    in_rl, in_evaluation = answer_limits(state.config)
+    # An algorithm that learns from preferences samples for the evaluation alone.
+    sampled = [in_rl, in_evaluation] if is_online(state.config) else [in_evaluation]
+    for field_name, answer in dict(sampled).items():
         if limit is not None and answer + MIN_PROMPT_ROOM_TOKENS > limit:
             raise ConfigurationError(
                 f"{field_name} is {answer}, but the model reads at most {limit} tokens, prompt included. Write at most "
@@ -49,7 +52,7 @@ def _check_longest_prompts(state: ChainState) -> None:
     limit, config = _model_limit(state), state.config
     summary = state.finished["check_data"].result.summary
     in_rl, in_evaluation = answer_limits(config)
-    found = [("longest_rl_prompt_tokens", "RL prompt", in_rl)]
+    found = [("longest_rl_prompt_tokens", "RL prompt", in_rl)] if is_online(config) else []
     if config.evaluation.num_prompts is None:  # Else the longest may be one that is not evaluated.
         found.append(("longest_eval_prompt_tokens", "held-out prompt", in_evaluation))
     for key, what, (field_name, answer) in found:

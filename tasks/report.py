@@ -40,12 +40,17 @@ CHARTS: tuple[tuple[str, str, str], ...] = (
     ("Reward model: accuracy", r"reward_model", r"/accuracy$"),
     ("Reward model: scores", r"reward_model", r"(chosen|rejected)_score"),
     ("Reward", r".*", r"^reward/(?!missing).*mean"),
-    ("KL to the reference, an answer", r".*", r"^kl/.*answer"),
-    ("KL to the reference, a token", r".*", r"^kl/"),
+    ("KL to the reference, an answer", r".*", r"^kl/(.*answer|baseline)"),
+    ("KL to the reference, a token", r".*", r"^kl/policy_ref"),
     ("Answer length", r".*", r"length_mean_tokens|^length/"),
     ("Entropy", r".*", r"entropy"),
     ("Truncated answers", r".*", r"truncated"),
-    ("Policy loss", r"(?!reward_model).*", r"/loss$"),
+    ("Accuracy on preferences", r"policy", r"^(rewards|validation)/accuracy$"),
+    ("Implicit rewards", r"policy", r"^rewards/(chosen|rejected|margin)_mean$"),
+    ("Log-probability of an answer", r"policy", r"^logprobs/"),
+    ("Critic loss", r"policy", r"^critic/loss$"),
+    ("Critic: values and returns", r"policy", r"^critic/(value|return)_mean$"),
+    ("Policy loss", r"policy", r"^(policy|train|validation)/loss$"),
 )
 
 # Characters that XML and HTML cannot hold, lone surrogates among them. Tab and newline stay.

@@ -23,7 +23,9 @@ SHOWN = (
     ("KL", ("kl/policy_ref_nats",)),
     ("length", ("rollout/length_mean_tokens",)),
     ("loss", ("train/loss",)),
-    ("accuracy", ("train/accuracy", "validation/accuracy")),
+    ("critic loss", ("critic/loss",)),
+    ("accuracy", ("train/accuracy", "rewards/accuracy", "validation/accuracy")),
+    ("margin", ("rewards/margin_mean",)),
     ("tokens/s", ("rollout/tokens_per_second", "time/tokens_per_second")),
 )
 """Label -> the metrics that it may stand for; the first one that is there is shown."""

@@ -18,7 +18,7 @@ from training_core.data.tables import build_pair_table
 from training_core.errors import ArtifactError, ConfigurationError, PreemptedError
 from training_core.loop import StepRecord
 from training_core.metrics import read_metrics
-from training_core.models.heads import load_reward_model, num_positions, score_token_ids
+from training_core.models.heads import load_reward_model, new_reward_model, num_positions, score_token_ids
 from training_core.models.loading import load_tokenizer
 from training_core.models.reward_ensemble import as_ensemble, load_reward_ensemble, member_directories
 from training_core.protocol.digests import tree_digest
@@ -26,6 +26,7 @@ from training_core.records import StageOutcome, StopReason
 from training_core.reward_modelling import members
 from training_core.reward_modelling.trainer import RewardTrainer, member_seed
 from training_core.rewards.base import RewardContext
+from training_core.rewards.combine import RewardPart, score_answers
 from training_core.rewards.model import load_reward_part
 from training_core.stages import reward_model as stage
 
@@ -77,6 +78,14 @@ def test_members_differ_in_head_and_order_and_are_counted_in_one_row_of_steps(fi
     assert len({member_seed(3, member) for member in range(16)}) == 16
     # Heads and orders of the data both: what the first step sees differs.
     assert len({rows[first]["train/num_tokens"] for first in (0, STEPS, 2 * STEPS)}) > 1
+
+
+def test_every_member_starts_from_a_head_of_its_own(inputs: dict[str, Path], tmp_path: Path) -> None:
+    run(tmp_path, inputs, num_members=2, optimizer={"learning_rate": 0.0}, head_learning_rate=0.0)
+    heads = [load_reward_model(folder).head.weight for folder in member_directories(output_of(tmp_path))]
+    for member, head in enumerate(heads):
+        assert torch.equal(head, new_reward_model(inputs["model"], member_seed(3, member)).head.weight)
+    assert not torch.equal(*heads)
 
 
 def test_the_report_is_of_the_ensemble(inputs: dict[str, Path], finished: Run, tmp_path: Path) -> None:
@@ -239,6 +248,10 @@ def test_an_answer_without_a_score_has_no_disagreement(
     assert found[0] is not None
     assert found[1] is None
     assert found.measures["disagreement"][1] is None
+    part = RewardPart("taste", 1.0, lambda *arguments: found)
+    about = RewardContext([1] * 2, [StopReason.EOS] * 2, [{}] * 2, max_new_tokens=8)
+    metrics = score_answers([part], [[]] * 2, [""] * 2, about).metrics()
+    assert metrics["reward/taste_disagreement_mean"] == found.measures["disagreement"][0]
 
 
 def test_one_model_cannot_disagree(inputs: dict[str, Path], finished: Run, answers: list[list[int]]) -> None:

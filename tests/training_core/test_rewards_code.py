@@ -69,9 +69,9 @@ def test_an_assertion_that_fails_or_raises_has_not_passed() -> None:
 def test_a_time_out_is_missing_and_ends_the_answers_tests() -> None:
     slow = "```python\nimport time\nn = input()\nif n != 'x': time.sleep(60)\nprint('y')\n```"
     spin = "while True: pass"
-    found = judge([slow, ECHO, spin], ECHO_TESTS[::-1], timeout_seconds=1.0, max_cpu_seconds=30)
-    assert found == [None, 0.5, None]
-    assert found.causes == [Cause.TIMEOUT, None, Cause.TIMEOUT]
+    found = judge([slow, ECHO], ECHO_TESTS[::-1], timeout_seconds=3.0)
+    assert found == [None, 0.5]
+    assert found.causes == [Cause.TIMEOUT, None]
     assert judge([spin], ECHO_TESTS, timeout_seconds=30.0, max_cpu_seconds=1).causes == [Cause.TIMEOUT]
 
 

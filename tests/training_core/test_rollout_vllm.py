@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 import torch
 
+from training_core.config.lora import LoraConfig
 from training_core.config.rollout import VllmRolloutConfig
 from training_core.models.loading import load_causal_lm, load_tokenizer
+from training_core.models.lora import adapted_layers, attach_lora, merged_parameters
+from training_core.models.tiny import build_tiny_checkpoint
 from training_core.protocol.digests import weights_digest
 from training_core.records import StopReason
+from training_core.rl.sampling import Sampler
 from training_core.rollout.base import (
     LogprobsKind,
     RolloutRequest,
@@ -30,7 +34,6 @@ from training_core.rollout.base import (
 )
 from training_core.rollout.build import build_engine
 from training_core.rollout.vllm import VllmEngine, receive_weights
-from training_core.rl.trainer import PolicyTrainer
 
 pytestmark = pytest.mark.vllm
 
@@ -79,6 +82,38 @@ def requests() -> list[RolloutRequest]:
         for i, prompt in enumerate(prompts)
         for sample in range(3)
     ]
+
+
+def test_new_experts_and_adapters_reach_the_engine(tmp_path: Path) -> None:
+    """The engine samples as the model does that was handed over, not with its own first experts.
+
+    It runs before the tests that share an engine: a process holds one at a time.
+    """
+    first = build_tiny_checkpoint(tmp_path / "a", 1, vocab_size=300, architecture="qwen3_moe")
+    policy = load_causal_lm(build_tiny_checkpoint(tmp_path / "b", 2, vocab_size=300, architecture="qwen3_moe"))
+    made = build_engine(VllmRolloutConfig(**VLLM), first, max_prompt_tokens=MAX_PROMPT_TOKENS)
+    try:
+        hand_over_weights(made, merged_parameters(policy), 1)
+        assert_samples_like(made, policy)
+        attach_lora(policy, LoraConfig(rank=4), 1)
+        with torch.no_grad():
+            for _, layer in adapted_layers(policy):
+                layer.lora_B["default"].weight.fill_(0.05)
+        report = hand_over_weights(made, merged_parameters(policy), 2)
+        assert report.num_changed_tensors == len(adapted_layers(policy))
+        assert_samples_like(made, policy)
+    finally:
+        made.close()
+
+
+def assert_samples_like(engine: Any, model: Any) -> None:
+    for request, rollout in zip(requests(), engine.generate(requests(), SamplingSettings(MAX_NEW_TOKENS)), strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *rollout.token_ids]])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0], dim=-1)
+        first = len(request.prompt_ids) - 1
+        expected = [logprobs[first + t, token].item() for t, token in enumerate(rollout.token_ids)]
+        assert rollout.logprobs == pytest.approx(expected, abs=1e-3)
 
 
 def test_contract_and_weight_transfer(engine: VllmEngine, tiny_checkpoint: Path) -> None:
@@ -136,14 +171,14 @@ def test_killed_and_continued_in_another_process_equals_never_killed(
         kl={"placement": "loss", "coefficient": 0.1},
     )
     with pytest.MonkeyPatch.context() as patch:
-        original = PolicyTrainer.score
+        original = Sampler.score
 
-        def copying(self: PolicyTrainer, requests: Any, rows: Any, rollouts: Any) -> Any:
+        def copying(self: Sampler, requests: Any, rows: Any, rollouts: Any, *others: Any, **named: Any) -> Any:
             if rollouts[0].weight_version == 2:
                 shutil.copytree(whole, killed)  # What a SIGKILL here would leave: a checkpoint of step 2.
-            return original(self, requests, rows, rollouts)
+            return original(self, requests, rows, rollouts, *others, **named)
 
-        patch.setattr(PolicyTrainer, "score", copying)
+        patch.setattr(Sampler, "score", copying)
         summary = rl_stage.run(whole, tiny_checkpoint, config)
     assert not (killed / "outputs" / "policy").exists()
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}

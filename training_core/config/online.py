@@ -93,7 +93,7 @@ class OnlineConfig(Config):
     def max_mismatch_nats(self) -> float:
         """The most that sampler and trainer may differ before anything is learned, nats a token."""
         sentinel = self.sentinels.sampler_mismatch
-        return sentinel.limit_nats if sentinel.action in ("stop", "roll_back") else math.inf
+        return sentinel.limit_nats if sentinel.action == "stop" else math.inf
 
     @property
     def critic_config(self) -> CriticConfig | None:

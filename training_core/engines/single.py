@@ -157,6 +157,8 @@ class SingleProcessEngine:
             ArtifactError: a file is missing or damaged, or holds other parameters. Nothing is trained from a state
                 with parts missing.
         """
+        # A step that was given up may have left some, and not finite ones at that.
+        self.optimizer.zero_grad(set_to_none=True)
         engine = read_engine_state(directory)
         counts: dict[str, int] = engine["step_counts"]
         copy_tensors(load_tensors(directory / WEIGHTS_FILE), dict(self.parameters), directory / WEIGHTS_FILE)

@@ -81,7 +81,8 @@ def advantage_metrics(scored: ScoredBatch, signal: Signal, found: Advantages) ->
     """Return what the estimator made of the step's scores.
 
     `advantage/score_variance` and `advantage/centred_score_variance` are variances over answers of the score as it is
-    and with its group's mean taken off: what centring saves. `advantage/variance` is over tokens that count.
+    and with its group's mean taken off: what centring saves; the latter is absent where each group has one answer.
+    `advantage/variance` is over tokens that count.
     """
     result = {
         "rollout/zero_variance_group_fraction": found.num_zero_variance_groups / max(found.num_groups, 1),
@@ -93,7 +94,8 @@ def advantage_metrics(scored: ScoredBatch, signal: Signal, found: Advantages) ->
         counts = groups.bincount().double()
         centred = scores - (groups.bincount(weights=scores) / counts.clamp(min=1.0))[groups]
         result["advantage/score_variance"] = float(scores.var(correction=0))
-        result["advantage/centred_score_variance"] = float(centred.square().mean())
+        if bool((counts > 1.0).any()):  # A score less itself is 0 and says nothing.
+            result["advantage/centred_score_variance"] = float(centred.square().mean())
     values = signal.advantages[signal.mask].double()
     if len(values):
         result["advantage/variance"] = float(values.var(correction=0))

@@ -74,9 +74,14 @@ class SampledStep:
     reward_state: RewardState
     rollouts: list[Rollout]
     """All of them."""
+    is_dynamic: bool = False
+    """Whether groups without a difference in scores are replaced."""
 
     def metrics(self) -> dict[str, float]:
-        """Return rewards, lengths and truncation of the step's answers; the end-of-turn token counts as a token."""
+        """Return rewards, lengths and truncation of the step's answers; the end-of-turn token counts as a token.
+
+        `reward/greedy_mean` is the mean score of the prompts' most probable answers, where those are sampled.
+        """
         count = len(self.rollouts)
         num_truncated = sum(rollout.stop_reason == StopReason.LENGTH for rollout in self.rollouts)
         values = {
@@ -84,7 +89,10 @@ class SampledStep:
             "rollout/length_mean_tokens": sum(len(rollout.token_ids) for rollout in self.rollouts) / count,
             "rollout/truncated_fraction": num_truncated / count,
         }
-        if self.num_rounds > 1 or len(self.groups) < self.num_sampled_groups:
+        greedy = [group.baseline_score for group in self.groups if group.baseline_score is not None]
+        if greedy:
+            values["reward/greedy_mean"] = sum(greedy) / len(greedy)
+        if self.is_dynamic:
             values["rollout/num_rounds"] = self.num_rounds
             values["rollout/kept_group_fraction"] = len(self.groups) / self.num_sampled_groups
         return values
@@ -146,7 +154,8 @@ class Sampler:
                 break
         chosen = (kept or sampled)[:wanted]
         rollouts = [rollout for group in sampled for rollout in group.rollouts]
-        return SampledStep(chosen, rounds, len(sampled), joined(scores), state, rollouts)
+        combined = joined(scores)
+        return SampledStep(chosen, rounds, len(sampled), combined, state, rollouts, is_dynamic=dynamic is not None)
 
     def rounds(self, step: int) -> list[list[int]]:
         """Return the prompts of each round of step `step`: the epoch's next ones, then others in an order of the step's

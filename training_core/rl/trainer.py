@@ -14,7 +14,7 @@ from training_core.config.kl import AdaptiveCoefficient, KlInLoss, KlInReward
 from training_core.errors import ArtifactError
 from training_core.loop import StepRecord
 from training_core.memory import release_free_memory
-from training_core.models.lora import is_lora, merged_parameters
+from training_core.models.lora import merged_parameters
 from training_core.ops.kl_control import adaptive_kl_coefficient
 from training_core.records import StopReason
 from training_core.rewards.scaling import RewardState
@@ -106,8 +106,7 @@ class PolicyTrainer:
 
     def weights(self) -> NamedTensors:
         """Return the policy's weights as its checkpoint names them, an adapter merged into them."""
-        policy = self.updater.policy
-        return merged_parameters(policy) if is_lora(policy) else list(policy.named_parameters())
+        return merged_parameters(self.updater.policy)
 
     def kl_metrics(self, coefficient: float) -> dict[str, float]:
         return {"kl/coefficient": coefficient} if coefficient else {}

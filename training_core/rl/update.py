@@ -143,7 +143,8 @@ class PolicyUpdater:
             metrics.update(self.experts.step_metrics(len(scored.batch)))
         metrics["train/num_updates"] = len(reports)
         if reports:
-            metrics["policy/grad_norm"] = sum(report.grad_norm for report in reports) / len(reports)
+            # The largest of the step: a mean would hide one update that went wrong.
+            metrics["policy/grad_norm"] = max(report.grad_norm for report in reports)
             metrics["train/learning_rate"] = reports[-1].learning_rate
         return metrics, signal.advantages
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -127,12 +128,45 @@ class RolloutEngine(Protocol):
         ...
 
 
+MAX_WAITING_DIGESTS = 4
+"""Tensors that wait for their digest at a time: merged or cast ones exist for this only, and must not add up to a
+second model."""
+
+
+class DigestQueue:
+    """Takes the digests of named tensors in threads, while the caller prepares the next ones.
+
+    Args:
+        pool: the threads.
+        dtype: in which values count.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor, dtype: torch.dtype) -> None:
+        self._pool = pool
+        self._dtype = dtype
+        self._waiting: deque[Future[str]] = deque()
+        self._digests: dict[str, Future[str]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take a digest; waits for the oldest one when too many tensors wait."""
+        future = self._pool.submit(tensor_digest, name, tensor, self._dtype)
+        self._digests[name] = future
+        self._waiting.append(future)
+        if len(self._waiting) > MAX_WAITING_DIGESTS:
+            self._waiting.popleft().result()
+
+    def results(self) -> dict[str, str]:
+        """Return all digests by name."""
+        return {name: digest.result() for name, digest in self._digests.items()}
+
+
 def tensor_digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype) -> dict[str, str]:
     """Return the SHA-256 of each tensor's name, shape and values as `dtype`."""
-
     with digest_pool() as pool:
-        pending = {name: pool.submit(tensor_digest, name, tensor, dtype) for name, tensor in tensors}
-        return {name: digest.result() for name, digest in pending.items()}
+        queue = DigestQueue(pool, dtype)
+        for name, tensor in tensors:
+            queue.add(name, tensor)
+        return queue.results()
 
 
 def tensor_digest(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from training_core.config.rollout import TransformersRolloutConfig
 from training_core.data.batching import pad_sequences
 from training_core.errors import ConfigurationError
+from training_core.models.checkpoint_names import checkpoint_tensors
 from training_core.models.layers import has_recurrent_layers
 from training_core.models.loading import DTYPES, load_causal_lm, training_device
 from training_core.rollout.base import (
@@ -76,11 +77,13 @@ class TransformersEngine(WeightKeeper):
 
     @torch.no_grad()
     def replace_weights(self, tensors: NamedTensors) -> dict[str, str]:
-        held = dict(self.model.named_parameters())
+        held = checkpoint_tensors(self.model)
+        names = []
         for name, tensor in tensors:
             held[name].copy_(tensor)
+            names.append(name)
         # Read back from the model: the report is about what the engine holds.
-        return tensor_digests([(name, held[name]) for name, _ in tensors], self._dtype)
+        return tensor_digests([(name, held[name]) for name in names], self._dtype)
 
     def generate(
         self, requests: Sequence[RolloutRequest], sampling: SamplingSettings, poll: Poll = no_poll

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from training_core.config.rollout import VllmRolloutConfig
 from training_core.errors import ConfigurationError
 from training_core.models.loading import DTYPES
 from training_core.rollout.base import (
+    DigestQueue,
     NamedTensors,
     Poll,
     Rollout,
@@ -23,7 +23,6 @@ from training_core.rollout.base import (
     SamplingSettings,
     digest_pool,
     no_poll,
-    tensor_digest,
 )
 from training_core.rollout.weights import WeightKeeper
 
@@ -43,19 +42,20 @@ def receive_weights(worker: Any, tensors: NamedTensors, dtype: torch.dtype) -> d
     checkpoint form; the digests are taken of the values it is given, cast to its dtype, as it asks for them. Only a few
     cast tensors exist at a time, never a second model.
     """
-    digests: dict[str, Future[str]] = {}
-
     with digest_pool() as pool:
+        queue = DigestQueue(pool, dtype)
 
         def hand_out() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in tensors:
                 value = tensor.detach().to(dtype)
-                digests[name] = pool.submit(tensor_digest, name, value, dtype)
+                queue.add(name, value)
                 yield name, value
 
         worker.reload_weights(weights_iterator=hand_out())
-        repack_output_heads(worker.model_runner.get_model())
-        return {name: digest.result() for name, digest in digests.items()}
+        model = worker.model_runner.get_model()
+        repack_output_heads(model)
+        repack_experts(model)
+        return queue.results()
 
 
 def repack_output_heads(model: torch.nn.Module) -> None:
@@ -70,6 +70,21 @@ def repack_output_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Pack each layer's experts of a mixture again.
+
+    The CPU build packs them at the first load only: after a hand-over it would read the new weights as packed ones, and
+    sample with experts that are none.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if isinstance(experts, CPUUnquantizedExperts):
+            experts.process_weights_after_loading(module)
 
 
 def is_refused_setting(error: Exception) -> bool:

@@ -25,7 +25,7 @@ def check_sampler_agrees(kl_nats: float, limit_nats: float, step: int) -> None:
         raise WeightVersionError(
             f"step {step}: sampler and trainer disagree by {kl_nats:.4f} nats a token, more than "
             f"algorithm.sentinels.sampler_mismatch.limit_nats = {limit_nats}. The engine samples with other weights or "
-            "temperature than the trainer assumes; use rollout.dtype float32 to rule out rounding"
+            "at another temperature than the trainer assumes; use rollout.dtype float32 to rule out rounding"
         )
 
 
