@@ -12,6 +12,7 @@ from training_core.registry import nearest_name
 if TYPE_CHECKING:
     from tasks.config import PipelineConfig
     from training_core.config.base import Config
+    from training_core.config.reward_model import RewardModelConfig
 
 
 def answer_limits(config: PipelineConfig) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -59,15 +60,15 @@ def _algorithm_conflicts(config: PipelineConfig) -> list[str]:
         number = sum(reward.kind == "reward_model" for reward in config.rewards)
         if number != 1:
             found.append(
-                f"algorithm.critic.initialise_from is reward_model, but {number} of the rewards are of that kind. Write "
-                "`initialise_from: policy`, or one reward of kind reward_model"
+                f"algorithm.critic.initialise_from is reward_model, but {number} of the rewards are of that kind. "
+                "Write `initialise_from: policy`, or one reward of kind reward_model"
             )
     return found
 
 
 def _reward_model_conflicts(config: PipelineConfig) -> list[str]:
     if config.reward_model is not None:
-        return []
+        return _reward_model_needs(config, config.reward_model)
     found = [
         f"rewards.{i} is of kind reward_model, but there is no `reward_model` section. Write one (its "
         "reward_model.optimizer.learning_rate is required), or take a rule as reward"
@@ -79,6 +80,28 @@ def _reward_model_conflicts(config: PipelineConfig) -> list[str]:
             "evaluation.reward_model is true, but there is no `reward_model` section. Write evaluation.reward_model: "
             "false, or add the section"
         )
+    return found
+
+
+def _reward_model_needs(config: PipelineConfig, reward_model: RewardModelConfig) -> list[str]:
+    """What the reward model's loss needs of the data, and rewards of the reward model."""
+    found = []
+    if reward_model.needs_feedback and not config.data.feedback:
+        found.append(
+            f"data.feedback is empty, but reward_model.loss.kind {reward_model.loss.kind} learns from answers judged "
+            "one by one: name a file of them, or take loss.kind: bradley_terry"
+        )
+    if not reward_model.needs_feedback and not config.data.preferences:
+        found.append(
+            "data.preferences is empty, but reward_model.loss.kind bradley_terry learns from pairs: name a file of "
+            "them, or take loss.kind: regression on data.feedback"
+        )
+    for index, reward in enumerate(config.rewards):
+        if reward.kind == "reward_model" and reward.disagreement_penalty > 0.0 and reward_model.num_members == 1:
+            found.append(
+                f"rewards.{index}.disagreement_penalty is {reward.disagreement_penalty}, but one reward model does not "
+                "disagree with itself. Write reward_model.num_members: 3, say, or leave the penalty out"
+            )
     return found
 
 

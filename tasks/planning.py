@@ -169,30 +169,33 @@ def _check_data(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]
 
 def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     check_prompts(state)
+    config = state.config.reward_model
+    from_feedback = config is not None and config.needs_feedback
     inputs = {
         "model": state.output("sft_intake", "model"),
-        "train_pairs": state.output("check_data", "train_pairs.parquet"),
-        "validation_pairs": state.output("check_data", "validation_pairs.parquet"),
+        **_judged_inputs(state, "feedback" if from_feedback else "pairs"),
     }
+    if from_feedback and state.config.data.preferences:
+        # Pairs beside ratings: they say how often the model prefers what people preferred.
+        inputs["validation_pairs"] = state.output("check_data", "validation_pairs.parquet")
     return state.portable_config["reward_model"], inputs
+
+
+def _judged_inputs(state: ChainState, kind: str) -> dict[str, Artifact]:
+    names = [f"{split}_{kind}" for split in ("train", "validation")]
+    return {name: state.output("check_data", f"{name}.parquet") for name in names}
 
 
 def _policy(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:
     check_prompts(state)
     inputs = {"model": state.output("sft_intake", "model"), **_code_inputs(state, "policy")}
     if not is_online(state.config):
-        inputs.update(_preference_inputs(state))
+        inputs.update(_judged_inputs(state, "feedback" if learns_from_feedback(state.config) else "pairs"))
         return {"algorithm": state.portable_config["algorithm"]}, inputs
     inputs["rl_prompts"] = state.output("check_data", "rl_prompts.parquet")
     if any(reward.kind == "reward_model" for reward in state.config.rewards):
         inputs["reward_model"] = state.output("reward_model", "reward_model")
     return {key: state.portable_config[key] for key in ("algorithm", "rollout", "rewards")}, inputs
-
-
-def _preference_inputs(state: ChainState) -> dict[str, Artifact]:
-    kind = "feedback" if learns_from_feedback(state.config) else "pairs"
-    names = [f"{split}_{kind}" for split in ("train", "validation")]
-    return {name: state.output("check_data", f"{name}.parquet") for name in names}
 
 
 def _evaluate(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact]]:

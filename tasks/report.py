@@ -39,7 +39,7 @@ CHARTS: tuple[tuple[str, str, str], ...] = (
     ("Reward model: loss", r"reward_model", r"/loss$"),
     ("Reward model: accuracy", r"reward_model", r"/accuracy$"),
     ("Reward model: scores", r"reward_model", r"(chosen|rejected)_score"),
-    ("Reward", r".*", r"^reward/(?!missing).*mean"),
+    ("Reward", r".*", r"^reward/(?!missing).*mean|^rollout/greedy_reward_mean$"),
     ("KL to the reference, an answer", r".*", r"^kl/(.*answer|baseline)"),
     ("KL to the reference, a token", r".*", r"^kl/policy_ref"),
     ("Answer length", r".*", r"length_mean_tokens|^length/"),

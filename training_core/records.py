@@ -96,19 +96,6 @@ class Message(Record):
     content: str
 
 
-class PreferencePair(Record):
-    """A canonical preference row (see docs/stages.md for the Parquet columns)."""
-
-    example_id: str
-    group_id: str
-    prompt: list[Message]
-    chosen: list[Message]
-    rejected: list[Message]
-    margin: float | None = None
-    """How much better the chosen answer is, where the data say so. Carried along for people who look at the pairs; the
-    reward model's loss takes all pairs alike."""
-
-
 class PromptRow(Record):
     """A prompt for rollouts or evaluation."""
 

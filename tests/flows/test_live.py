@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 
-from flows.commands.live import LineObserver
+import pytest
+
+from flows.commands.live import LineObserver, shown_values
 from tasks.progress import Progress
 
 
@@ -18,3 +20,20 @@ def test_lines_say_something_new_each_time() -> None:
         "policy: step 1/4, reward 0.25, 6.0 s left",
         "evaluate: step 1/4, reward 0.25, 6.0 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (
+            {"policy/loss": 0.1, "critic/loss": 0.5, "kl/policy_ref_nats": 0.25},
+            [("KL", "0.25"), ("critic loss", "0.5")],
+        ),
+        (
+            {"train/loss": 0.7, "rewards/accuracy": 0.75, "rewards/margin_mean": 0.125, "validation/accuracy": 0.5},
+            [("loss", "0.7"), ("accuracy", "0.75"), ("margin", "0.125")],
+        ),
+    ],
+)
+def test_each_kind_of_training_has_numbers_to_show(values: dict[str, float], shown: list[tuple[str, str]]) -> None:
+    assert shown_values(values) == shown

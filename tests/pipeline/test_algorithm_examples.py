@@ -9,12 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from training_core.config.algorithms import OnlineAlgorithm
-from training_core.config.preference import DpoConfig, KtoConfig
 from training_core.metrics import read_metrics
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -26,14 +24,20 @@ EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if path != COMMON)
 TOPICS = ("rain", "sea", "dog", "cake", "bread", "tree", "book", "song", "train", "river", "cloud", "road")
 SECONDS = 300.0
 
-ONLINE = {"reward/mean", "rollout/length_mean_tokens", "policy/loss", "policy/entropy_nats", "policy/ratio_mean"}
-PREFERENCE = {"train/loss", "rewards/accuracy", "rewards/margin_mean", "validation/accuracy", "validation/loss"}
-PROMISED: dict[str, set[str]] = {
-    "ppo": {"critic/loss", "critic/value_mean", "critic/clip_fraction", "kl/coefficient", "kl/policy_ref_nats"},
-    "dpo": PREFERENCE,
-    "kto": {*PREFERENCE, "kl/baseline_nats"},
+FROM_PREFERENCES = {"dpo", "kto"}
+ONLY_OF: dict[str, set[str]] = {
+    "critic/loss": {"ppo"},
+    "critic/value_mean": {"ppo"},
+    "rollout/greedy_reward_mean": {"remax"},
+    "rollout/num_rounds": {"dapo"},
+    "rewards/accuracy": FROM_PREFERENCES,
+    "rewards/margin_mean": FROM_PREFERENCES,
+    "validation/loss": FROM_PREFERENCES,
+    "kl/baseline_nats": {"kto"},
 }
-"""Name of an algorithm -> metrics that it alone has."""
+"""Metric -> the algorithms that report it."""
+OF_ALL_WITH_ANSWERS = {"reward/mean", "kl/policy_ref_nats", "policy/loss", "policy/entropy_nats"}
+CHARTS = {"ppo": "Critic loss", **dict.fromkeys(FROM_PREFERENCES, "Accuracy on preferences")}
 
 
 class Runs:
@@ -55,11 +59,11 @@ class Runs:
                 text=True,
             )
 
-    def run(self, example: Path) -> tuple[int, dict[str, Any]]:
+    def run(self, example: Path, *settings: str) -> tuple[int, dict[str, Any]]:
         """Return (exit code, what `--json` prints)."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        request = {"configs": [str(COMMON), str(example)], "settings": tiny_settings(example)}
+        request = {"configs": [str(COMMON), str(example)], "settings": [*tiny_settings(example), *settings]}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -119,10 +123,40 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
     runs.close()
 
 
+def policy_directory(view: dict[str, Any]) -> Path:
+    return Path(next(stage["directory"] for stage in view["stages"] if stage["name"] == "policy"))
+
+
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_goes_the_whole_way(runs: Runs, example: Path) -> None:
     code, view = runs.run(example)
     assert "error" not in view, view["error"]
-    print(code, json.dumps(view)[:3000])
     assert (code, view["state"], view["gate"]["verdict"]) == (0, "Completed", "pass")
+    # What an example before this one did already is not done again; the policy is its own.
+    states = {stage["name"]: stage["state"] for stage in view["stages"]}
+    assert {states.pop("policy"), states.pop("register")} == {"Completed"}
+    assert set(states.values()) <= {"Completed", "Cached"}
+    directory = policy_directory(view)
+    result = json.loads((directory / "result.json").read_text())
+    assert view["model"]["weights_sha256"] == result["summary"]["weights_sha256"]
+    assert result["summary"]["weights_sha256"] != result["summary"]["reference_weights_sha256"]
+
+    algorithm = json.loads((directory / "spec.json").read_text())["config"]["algorithm"]["name"]
+    assert ("reward_model" in states) == (algorithm not in FROM_PREFERENCES)
+    rows = read_metrics(directory / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert {name for name in ONLY_OF if name in rows[-1]} == {name for name in ONLY_OF if algorithm in ONLY_OF[name]}
+    if algorithm not in FROM_PREFERENCES:
+        assert OF_ALL_WITH_ANSWERS <= set(rows[-1])
+    report = runs.folder / "root" / "runs" / view["run_id"] / "report.html"
+    assert CHARTS.get(algorithm, "KL to the reference, a token") in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(SECONDS)
+def test_preferences_that_taught_nothing_are_rejected(runs: Runs) -> None:
+    code, view = runs.run(FOLDER / "dpo.yaml", "algorithm.optimizer.learning_rate=0")
+    assert (code, view["state"], view["model"]) == (1, "Rejected", None)
+    summary = json.loads((policy_directory(view) / "result.json").read_text())["summary"]
+    assert summary["weights_sha256"] == summary["reference_weights_sha256"]
+    assert summary["accuracy"] == summary["accuracy_before"]

@@ -1,7 +1,8 @@
 """`python many_runs.py ROOT`: `tidegate run` again and again in one process, over one Prefect server.
 
-What takes seconds every time is done once: imports, the server's start, and each stage process is a fork of one that has
-imported torch and MLflow (zygote.py). A stage still is a process of its own that reads spec.json and writes result.json.
+What takes seconds every time is done once: imports, the server's start, and each stage process is a fork of one that
+has imported torch and MLflow (zygote.py). A stage still is a process of its own that reads spec.json and writes
+result.json.
 
 Each line of standard input is `{"configs": [...], "settings": [...]}`; each answer is a line
 `{"code": exit code, "view": the object of --json}`. Everything else goes to standard error.

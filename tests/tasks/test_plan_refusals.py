@@ -17,6 +17,8 @@ from training_core.errors import (
     DigestMismatchError,
 )
 
+FROM_PAIRS = ["algorithm={name: dpo, optimizer: {learning_rate: 1e-5}}", "rewards=[]"]
+
 
 def test_a_digest_in_the_config_is_held_to(scripted) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DigestMismatchError, match=r"data\.preferences\.0\.path"):
@@ -166,6 +168,9 @@ def test_an_answer_longer_than_the_model_reads(scripted) -> None:  # type: ignor
         ({"longest_rl_prompt_tokens": 4064, "longest_eval_prompt_tokens": 4064}, [], None),
         ({"longest_rl_prompt_tokens": None, "longest_eval_prompt_tokens": None}, [], None),
         ({"longest_eval_prompt_tokens": 4065}, ["evaluation.num_prompts=200"], None),
+        # What is not sampled in training needs no room there.
+        ({"longest_rl_prompt_tokens": 4065}, FROM_PAIRS, None),
+        ({}, [*FROM_PAIRS, "rollout.max_new_tokens=5000", "evaluation.sampling.max_new_tokens=32"], None),
     ],
 )
 def test_prompts_that_leave_no_room_for_an_answer_are_found_before_training(

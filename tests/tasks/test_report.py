@@ -284,6 +284,40 @@ def test_each_metric_is_drawn_once():
     assert sorted(names) == ["policy/loss", "reward/mean", "reward/sentiment_mean"]
 
 
+@pytest.mark.parametrize(
+    ("row", "titles"),
+    [
+        (
+            {"policy/loss": 0.1, "critic/loss": 0.5, "critic/value_mean": 0.1, "critic/return_mean": 0.2},
+            {
+                "Critic loss": ["critic/loss"],
+                "Critic: values and returns": ["critic/value_mean", "critic/return_mean"],
+                "Policy loss": ["policy/loss"],
+            },
+        ),
+        (
+            {"reward/mean": 0.1, "rollout/greedy_reward_mean": 0.2, "kl/policy_ref_nats": 0.1, "kl/coefficient": 0.1},
+            {
+                "Reward": ["reward/mean", "rollout/greedy_reward_mean"],
+                "KL to the reference, a token": ["kl/policy_ref_nats"],
+            },
+        ),
+        (
+            {"train/loss": 0.7, "rewards/accuracy": 0.5, "rewards/margin_mean": 0.1, "kl/baseline_nats": 1.0},
+            {
+                "KL to the reference, an answer": ["kl/baseline_nats"],
+                "Accuracy on preferences": ["rewards/accuracy"],
+                "Implicit rewards": ["rewards/margin_mean"],
+                "Policy loss": ["train/loss"],
+            },
+        ),
+    ],
+)
+def test_each_kind_of_training_has_its_charts(row, titles):
+    charts = stage_charts("policy", [{"step": step, **row} for step in (1, 2)])
+    assert {chart["title"]: chart["names"] for chart in charts} == titles
+
+
 def test_line_chart_places_points_on_its_axes():
     svg = str(line_chart([Series("a", [(1, 0.0), (2, 1.0)])], "label <x>"))
     points = re.search(r'points="([^"]+)"', svg).group(1)

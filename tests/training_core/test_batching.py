@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training_core.data.batching import batches_by_tokens, micro_batches, pad_sequences
-from training_core.data.preferences import read_pairs
 from training_core.data.prompts import read_prompts
 from training_core.errors import DataError
 
@@ -84,14 +83,3 @@ def test_prompts_are_read_in_order_with_their_extra(tmp_path: Path) -> None:
 def test_unusable_prompts_are_refused(tmp_path: Path, rows: list[tuple[str, str | None]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_prompts(write_prompts(tmp_path / "p.parquet", rows))
-
-
-def test_files_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
-    prompts = write_prompts(tmp_path / "p.parquet", [("a", None)])
-    with pytest.raises(DataError, match="no column example_id"):
-        read_pairs(prompts)
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_pairs(tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_pairs(tmp_path / "missing.parquet")

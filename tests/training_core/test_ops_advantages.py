@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from training_core.ops.advantages import (
     STD_EPSILON,
     EstimatorInputs,
-    group_advantages,
     group_centred,
     group_normalised,
     leave_one_out,
@@ -167,30 +166,6 @@ def test_penalties_are_subtracted_after_the_scores_are_scaled(divide_by_std: boo
     slope = advantages(1.0) - advantages(0.0)
     torch.testing.assert_close(advantages(0.01) - advantages(0.0), 0.01 * slope, rtol=1e-9, atol=1e-12)
     assert estimate(one_token(scores, groups)).advantages[4:7, 0].tolist() == [0.0] * 3
-
-
-@given(seed=st.integers(0, 10_000), divide_by_std=st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_one_number_an_answer_gives_what_answers_of_one_token_give(seed: int, divide_by_std: bool) -> None:
-    mask = torch.ones(7, 1, dtype=torch.bool)
-    penalties = torch.arange(7.0)[:, None]
-    inputs = changed(random_inputs(seed, num_tokens=1), mask=mask, kl_penalties=penalties)
-    rows = group_advantages(
-        inputs.scores, inputs.group_ids, inputs.present, divide_by_std=divide_by_std, penalties=penalties[:, 0]
-    )
-    tokens = (group_normalised if divide_by_std else group_centred)(inputs)
-    assert rows.advantages.tolist() == tokens.advantages[:, 0].tolist()
-    for count in ("num_groups", "num_zero_variance_groups", "num_singletons"):
-        assert getattr(rows, count) == getattr(tokens, count)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_refused(bad: float) -> None:
-    ids, present = torch.tensor([0, 0]), torch.tensor([True, True])
-    with pytest.raises(ValueError, match="not finite"):
-        group_advantages(torch.tensor([1.0, bad]), ids, present, divide_by_std=True)
-    with pytest.raises(ValueError, match="not finite"):
-        group_advantages(torch.ones(2), ids, present, divide_by_std=True, penalties=torch.tensor([1.0, bad]))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from preference_data import make_config, make_context, make_inputs, make_pairs, run_stage, write_pairs
 from safetensors.torch import load_file, save_file
 
-from training_core.config.sentinels import SentinelsConfig
 from training_core.errors import ArtifactError, PreemptedError, TrainingDivergedError
 from training_core.metrics import MetricSums, read_metrics
 from training_core.preference import stage
@@ -173,7 +172,8 @@ def test_a_checkpoint_of_another_training_is_refused(
 def test_a_roll_back_changes_the_learning_rate_and_the_change_is_state(
     inputs: dict[str, Path], dpo_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config("dpo", num_steps=4, checkpoint_every_steps=1)
+    sentinels = {"non_finite": {"action": "roll_back"}}
+    config = make_config("dpo", num_steps=4, checkpoint_every_steps=1, sentinels=sentinels)
     original = PreferenceTrainer.train_step
     failed: list[int] = []
 
@@ -185,13 +185,12 @@ def test_a_roll_back_changes_the_learning_rate_and_the_change_is_state(
             raise TrainingDivergedError("step 3: the loss is nan")
         return original(self, step)
 
-    sentinels = SentinelsConfig.model_validate({"non_finite": {"action": "roll_back"}})
     with monkeypatch.context() as patch:
         patch.setattr(PreferenceTrainer, "train_step", diverge_once)
         after_step(patch, 3, stop)
         with pytest.raises(PreemptedError, match="after step 3"):
-            stage.train(make_context(tmp_path, inputs, config), config.algorithm, sentinels)
-    stage.train(make_context(tmp_path, inputs, config), config.algorithm, sentinels)
+            stage.train(make_context(tmp_path, inputs, config), config.algorithm)
+    stage.train(make_context(tmp_path, inputs, config), config.algorithm)
     rates = [row["train/learning_rate"] for row in read_metrics(tmp_path / "metrics.jsonl")]
     assert rates == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
     same = read_metrics(dpo_run[0] / "metrics.jsonl")[2]

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from training_core.config.base import Config
+from training_core.config.lora import LoraConfig
 from training_core.config.optimizer import OptimizerConfig
 
 
@@ -21,5 +22,7 @@ class CriticConfig(Config):
     value_clip: float | None = Field(default=0.2, gt=0.0)
     """A value counts at most this far from what it was before the step, reward units. Null: no bound. Default: 0.2, as
     the PPO of Stiennon et al. 2020 (arXiv 2009.01325)."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters (and the head) instead of all the critic's weights. Default: null, all weights."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps in which only the critic learns. Default: none."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from training_core.config.base import Config
 from training_core.config.gate import REWARD_MODEL_METRIC
-from training_core.config.rewards import RuleConfig, check_rules_fit
+from training_core.config.rewards import RuleConfig, check_plain_metrics, check_rules_fit
 from training_core.config.rollout import RolloutConfig
 
 LENGTH_METRIC = "length_tokens"
@@ -61,6 +61,7 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
+        check_plain_metrics(self.metrics)
         names = [metric.part_name for metric in self.metrics]
         for name in names:
             if name in RESERVED_NAMES:

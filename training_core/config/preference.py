@@ -10,6 +10,7 @@ from training_core.config.advantages import IMPORT_PATH_PATTERN
 from training_core.config.base import Config
 from training_core.config.lora import LoraConfig
 from training_core.config.optimizer import OptimizerConfig
+from training_core.config.sentinels import SentinelsConfig
 
 
 class SigmoidLoss(Config):
@@ -122,6 +123,9 @@ class PreferenceTraining(Config):
     keep_last_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept; each holds weights and optimizer state, 12 bytes a parameter. Default: 2, so that a damaged
     newest one leaves one to go back to."""
+    sentinels: SentinelsConfig = SentinelsConfig()
+    """What is watched after each step, and what happens then: warn, stop, or roll back. Those of rollouts are silent
+    here."""
     validate_every_steps: int | None = Field(default=None, ge=1)
     """Steps between measurements on the validation data; null: only before the first step and after the last."""
 

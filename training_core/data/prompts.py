@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training_core.data.preferences import read_rows, to_messages
+from training_core.data.rows import read_rows, to_messages
 from training_core.errors import DataError
 from training_core.records import PromptRow
 

@@ -14,8 +14,8 @@ from training_core.errors import EvaluationError
 from training_core.evaluation.generation import ModelSource
 from training_core.evaluation.samples import EvaluationPrompt, ModelSamples, Sample
 from training_core.models.chat import encode_prompt
-from training_core.models.heads import RewardModel, load_reward_model
 from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer, tokenizer_digest, training_device
+from training_core.models.reward_ensemble import RewardEnsemble, load_reward_ensemble
 from training_core.ops.logprobs import token_logprobs
 from training_core.records import PromptRow
 from training_core.rewards.model import score_with_model
@@ -30,7 +30,7 @@ class RewardScorer:
     """
 
     def __init__(self, directory: Path, max_tokens_per_batch: int) -> None:
-        self._model: RewardModel = load_reward_model(directory).to(training_device())
+        self._model: RewardEnsemble = load_reward_ensemble(directory).to(training_device())
         self._tokenizer = load_tokenizer(directory)
         self._tokenizer_sha256 = tokenizer_digest(directory)
         self._max_tokens = max_tokens_per_batch

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from training_core.errors import ArtifactError
@@ -53,6 +53,12 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
             f"no tokenizer can be loaded from {directory}: {error}. It needs tokenizer.json (or the files of a known "
             "tokenizer class) and tokenizer_config.json"
         ) from error
+
+
+def checkpoint_dtype(model_directory: Path) -> torch.dtype:
+    """Return the dtype of a checkpoint's weights, so that an untrained policy is saved as the same bytes."""
+    config: Any = AutoConfig.from_pretrained(str(model_directory), local_files_only=True)
+    return config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES[str(config.dtype or "float32")]
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -11,8 +11,6 @@ Which answer is compared with what:
 
 from training_core.ops.advantages_common import Advantages, EstimatorInputs
 from training_core.ops.advantages_group import (
-    GroupAdvantages,
-    group_advantages,
     group_centred,
     group_normalised,
     leave_one_out,
@@ -24,9 +22,7 @@ __all__ = [
     "STD_EPSILON",
     "Advantages",
     "EstimatorInputs",
-    "GroupAdvantages",
     "gae",
-    "group_advantages",
     "group_centred",
     "group_normalised",
     "leave_one_out",

@@ -5,13 +5,10 @@ Every token of an answer gets the answer's advantage. Shapes: N answers, T longe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from training_core.ops.advantages_common import Advantages, EstimatorInputs, Groups, scored
 from training_core.ops.normalising import STD_EPSILON
-from training_core.ops.returns import finite_or_zero
 
 
 def group_normalised(inputs: EstimatorInputs) -> Advantages:
@@ -133,78 +130,9 @@ def leave_one_out(inputs: EstimatorInputs) -> Advantages:
     return answers.result(answers.spread(rows * factor[answers.groups.rows]))
 
 
-@dataclass(frozen=True)
-class GroupAdvantages:
-    """Advantages and what was seen in the groups."""
-
-    advantages: Tensor
-    """[answers] float64; 0 for a missing score, in a singleton and, without penalties, in a group of equal scores."""
-    num_groups: int
-    """Groups with at least one score."""
-    num_zero_variance_groups: int
-    """Groups of at least two scores that are all equal."""
-    num_singletons: int
-    """Groups with exactly one score."""
-
-
-def group_advantages(
-    scores: Tensor,
-    group_ids: Tensor,
-    present: Tensor,
-    *,
-    divide_by_std: bool,
-    penalties: Tensor | None = None,
-    epsilon: float = STD_EPSILON,
-) -> GroupAdvantages:
-    """Compute `group_normalised` or `group_centred` from one number an answer.
-
-    Special cases:
-        Equals the estimators when every answer has one token.
-
-    Args:
-        scores: [answers] float, reward units; may hold anything where `present` is false.
-        group_ids: [answers] integer.
-        present: [answers] bool, true where there is a score.
-        divide_by_std: whether to divide.
-        penalties: [answers] float, in the unit of the advantages; may hold anything where `present` is false. None for
-            none.
-        epsilon: added to the standard deviation, reward units.
-
-    Returns:
-        The advantages ([answers] float64; without unit when divided, else reward units) and counts of groups.
-
-    Gradient:
-        None; inputs are detached.
-
-    Raises:
-        ValueError: a present score or penalty is not finite, or shapes differ.
-
-    Source:
-        Those of `group_normalised` and `group_centred`.
-
-    Example:
-        >>> import torch
-        >>> ids, present = torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)
-        >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), ids, present, divide_by_std=False).advantages.tolist()
-        [-1.0, 1.0, 0.0, 0.0]
-    """
-    groups = Groups.of(group_ids, present)
-    values = finite_or_zero(scores, present, "a score")
-    costs = None if penalties is None else finite_or_zero(penalties, present, "a KL penalty")
-    sizes = groups.sizes
-    return GroupAdvantages(
-        advantages=_relative(values, costs, groups, divide_by_std=divide_by_std, epsilon=epsilon),
-        num_groups=int((sizes > 0).sum()),
-        num_zero_variance_groups=int((groups.is_flat(values) & (sizes > 1)).sum()),
-        num_singletons=int((sizes == 1).sum()),
-    )
-
-
-def _relative(
-    scores: Tensor, penalties: Tensor | None, groups: Groups, *, divide_by_std: bool, epsilon: float = STD_EPSILON
-) -> Tensor:
+def _relative(scores: Tensor, penalties: Tensor | None, groups: Groups, *, divide_by_std: bool) -> Tensor:
     """Return [answers]: centred scores, divided if asked, minus the centred penalties."""
     centred = groups.centred(scores)
     if divide_by_std:
-        centred = centred / (groups.std(centred) + epsilon)[groups.rows]
+        centred = centred / (groups.std(centred) + STD_EPSILON)[groups.rows]
     return centred if penalties is None else centred - groups.centred(penalties)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from training_core.config.preference import DpoConfig, KtoConfig
-from training_core.config.sentinels import SentinelsConfig
 from training_core.data.tables import PairTable, build_feedback_table, build_pair_table
 from training_core.determinism import make_deterministic
 from training_core.engines.single import SingleProcessEngine, group_of
@@ -18,7 +16,7 @@ from training_core.loop import LoopSettings, run_loop
 from training_core.memory import release_free_memory
 from training_core.metrics import read_metrics
 from training_core.models.loading import (
-    DTYPES,
+    checkpoint_dtype,
     load_causal_lm,
     load_tokenizer,
     pad_token_id,
@@ -50,9 +48,7 @@ SPLITS = ("train", "validation")
 TABLES_FOLDER = "tables"
 
 
-def train(
-    context: StageContext, config: DpoConfig | KtoConfig, sentinels: SentinelsConfig | None = None
-) -> StageOutcome:
+def train(context: StageContext, config: DpoConfig | KtoConfig) -> StageOutcome:
     """Train the policy from preferences, save it, and say what came out.
 
     Inputs: `model`; `train_pairs` and `validation_pairs`, or for KTO `train_feedback` and `validation_feedback` in
@@ -61,7 +57,6 @@ def train(
     Args:
         context: of the stage.
         config: the algorithm.
-        sentinels: what watches the training; None for nothing.
 
     Raises:
         DataError: data that cannot be trained on.
@@ -78,15 +73,14 @@ def train(
     scorer = AnswerScorer(policy, pad_token_id(tokenizer), Precision(config.autocast, policy.device))
     if isinstance(config, DpoConfig):
         tables = [pair_table(context, f"{split}_pairs", tokenizer, limit) for split in SPLITS]
-        return train_on(context, config, sentinels, PairObjective(config, scorer), *map(PairItems, tables))
+        return train_on(context, config, PairObjective(config, scorer), *map(PairItems, tables))
     judged = [JudgedItems(judged_source(context, split, tokenizer, limit), limit) for split in SPLITS]
-    return train_on(context, config, sentinels, KtoObjective(config, scorer), *judged)
+    return train_on(context, config, KtoObjective(config, scorer), *judged)
 
 
 def train_on(
     context: StageContext,
     config: DpoConfig | KtoConfig,
-    sentinels: SentinelsConfig | None,
     objective: Objective[ItemsT],
     train_items: ItemsT,
     validation_items: ItemsT,
@@ -111,7 +105,7 @@ def train_on(
         trainer.before = trainer.validate()
     release_free_memory()
     steps = (num_steps, config.checkpoint_every_steps, config.keep_last_checkpoints)
-    run_loop(context, trainer, LoopSettings(*steps, phase=config.name, sentinels=sentinels))
+    run_loop(context, trainer, LoopSettings(*steps, phase=config.name, sentinels=config.sentinels))
     save_causal_lm(policy, model_directory, context.new_output("policy"), checkpoint_dtype(model_directory))
     return StageOutcome(outputs={"policy": "outputs/policy"}, summary=summarise(context, trainer))
 
@@ -166,12 +160,6 @@ def judged_source(context: StageContext, split: str, tokenizer: PreTrainedTokeni
     if num_without := len(table) - len(source.groups):
         logger.warning("%s: %d of %d rows have no label and are left out", name, num_without, len(table))
     return source
-
-
-def checkpoint_dtype(model_directory: Path) -> torch.dtype:
-    """Return the dtype of a checkpoint's weights, so that an untrained policy is saved as the same bytes."""
-    config: Any = AutoConfig.from_pretrained(str(model_directory), local_files_only=True)
-    return config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES[str(config.dtype or "float32")]
 
 
 def summarise(context: StageContext, trainer: PreferenceTrainer[ItemsT]) -> dict[str, Any]:

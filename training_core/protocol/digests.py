@@ -61,12 +61,12 @@ def path_digest(path: Path) -> str:
 
 
 def weights_digest(model_directory: Path) -> str:
-    """Return the digest of a model's weights alone: all *.safetensors files of its directory.
+    """Return the digest of a model's weights alone: all *.safetensors files of its directory, members' too.
 
     Raises:
         ArtifactError: the directory holds no safetensors file.
     """
-    if not any(model_directory.glob("*.safetensors")):
+    if not any(model_directory.rglob("*.safetensors")):
         raise ArtifactError(f"{model_directory} holds no *.safetensors file, so it has no weights to identify")
     return tree_digest(model_directory, suffix=".safetensors")
 

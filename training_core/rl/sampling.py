@@ -80,7 +80,7 @@ class SampledStep:
     def metrics(self) -> dict[str, float]:
         """Return rewards, lengths and truncation of the step's answers; the end-of-turn token counts as a token.
 
-        `reward/greedy_mean` is the mean score of the prompts' most probable answers, where those are sampled.
+        `rollout/greedy_reward_mean` is the mean score of the prompts' most probable answers, where those are sampled.
         """
         count = len(self.rollouts)
         num_truncated = sum(rollout.stop_reason == StopReason.LENGTH for rollout in self.rollouts)
@@ -91,7 +91,7 @@ class SampledStep:
         }
         greedy = [group.baseline_score for group in self.groups if group.baseline_score is not None]
         if greedy:
-            values["reward/greedy_mean"] = sum(greedy) / len(greedy)
+            values["rollout/greedy_reward_mean"] = sum(greedy) / len(greedy)
         if self.is_dynamic:
             values["rollout/num_rounds"] = self.num_rounds
             values["rollout/kept_group_fraction"] = len(self.groups) / self.num_sampled_groups

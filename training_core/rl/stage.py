@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training_core.config.algorithms import PolicyStageConfig
 from training_core.config.kl import KlInLoss
@@ -22,7 +22,7 @@ from training_core.metrics import read_metrics
 from training_core.models.chat import encode_prompt
 from training_core.models.critic import ValueModel, critic_from_reward_model, new_critic
 from training_core.models.loading import (
-    DTYPES,
+    checkpoint_dtype,
     load_causal_lm,
     load_tokenizer,
     pad_token_id,
@@ -168,6 +168,8 @@ def build_critic(context: StageContext, config: PolicyStageConfig) -> CriticUpda
             context.input_path("reward_model"), directory, normalise=reward.normalise, weight=reward.weight
         )
     model = model.to(training_device())
+    if critic.lora is not None:
+        model = attach_lora(model, critic.lora, context.spec.seed)
     if algorithm.gradient_checkpointing:
         recompute_layers(model)
     return CriticUpdater(critic, algorithm, model, build_critic_optimizer(algorithm, model))
@@ -224,12 +226,6 @@ def build_reward_part(config: RewardConfig, context: StageContext, device: torch
 def save_policy(policy: PreTrainedModel, model_directory: Path, output: Path) -> None:
     """Write the policy as its checkpoint was: same dtype, an adapter merged into the weights."""
     save_causal_lm(policy, model_directory, output, checkpoint_dtype(model_directory))
-
-
-def checkpoint_dtype(model_directory: Path) -> torch.dtype:
-    """Return the dtype of a checkpoint's weights, so that an untrained policy is saved as the same bytes."""
-    config: Any = AutoConfig.from_pretrained(str(model_directory), local_files_only=True)
-    return config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES[str(config.dtype or "float32")]
 
 
 def summarise(

@@ -1,4 +1,4 @@
-"""Preference pairs from the Parquet files that the data checks write (columns: docs/stages.md)."""
+"""Rows of the Parquet files that the data checks write (columns: docs/stages.md)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from training_core.errors import DataError
-from training_core.records import Message, PreferencePair
-
-PAIR_COLUMNS = ("example_id", "group_id", "prompt_messages", "chosen_messages", "rejected_messages", "margin")
-
-
-def read_pairs(path: Path) -> list[PreferencePair]:
-    """Return the pairs in the file's order.
-
-    Raises:
-        DataError: the file is unreadable, lacks a column or holds no rows.
-    """
-    return [
-        PreferencePair(
-            example_id=row["example_id"],
-            group_id=row["group_id"],
-            prompt=to_messages(row["prompt_messages"]),
-            chosen=to_messages(row["chosen_messages"]),
-            rejected=to_messages(row["rejected_messages"]),
-            margin=row["margin"],
-        )
-        for row in read_rows(path, PAIR_COLUMNS)
-    ]
+from training_core.records import Message
 
 
 def to_messages(value: list[dict[str, Any]]) -> list[Message]:
