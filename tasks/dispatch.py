@@ -132,6 +132,7 @@ def _wait(
                 flow_run = client.read_flow_run(flow_run_id)
                 answered = time.monotonic()
                 if flow_run.state is not None and flow_run.state.is_final():
+                    watch.tell_alarms(observer())
                     return flow_run
             except httpx.HTTPError as error:
                 if directory.result() is not None:
@@ -140,6 +141,7 @@ def _wait(
                     raise _silent_server(f"asked for {OUTAGE_SECONDS:.0f} s how {stage.name} is", error) from error
             if (progress := watch.look()) is not None:
                 observer().stage_progress(progress)
+            watch.tell_alarms(observer())
             on_poll(progress)
             time.sleep(poll_seconds)
 

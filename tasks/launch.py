@@ -108,6 +108,7 @@ def _run_process(
     try:
         process = _start(package, directory, launch, read_end)
         code = _wait(process, stage, launch, told, watch, on_poll)
+        watch.tell_alarms(told)
     except BaseException:
         if process is not None and process.poll() is None:
             told.stage_stopping(stage, launch.grace_seconds)
@@ -177,6 +178,7 @@ def _wait(
             return process.wait(timeout=POLL_SECONDS)
         if (progress := watch.look()) is not None:
             told.stage_progress(progress)
+        watch.tell_alarms(told)
         on_poll(progress)
         if launch.timeout_seconds is not None and time.monotonic() - started > launch.timeout_seconds:
             _end(process, stage, launch.grace_seconds)

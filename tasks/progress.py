@@ -1,4 +1,4 @@
-"""What someone watching a run sees: a stage's progress.json, its newest metrics, and who is told about them."""
+"""What someone watching a run sees: a stage's progress.json, its newest metrics and alarms, and who is told of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tasks.alarms import ALARMS_FILE, StageAlarm, news, read_alarms
 from tasks.row_tail import RowTail
 from training_core.protocol.directory import StageDirectory
 
@@ -54,6 +55,11 @@ class StageWatch:
         self._tails = [RowTail(directory.metrics_path), RowTail(directory.timings_path)]
         self._earlier = self._read()
         """progress.json of an earlier attempt, known by its content: the stage's machine may have another clock."""
+        self._alarms_path = directory.path / ALARMS_FILE
+        self._alarms_state: tuple[int, ...] | None = None
+        """Of the file at the last look: the same, the same content."""
+        self._said = {alarm.identity for alarm in self._changed_alarms()}
+        """Alarms that someone was told of, in this attempt or in one before."""
 
     def look(self) -> Progress | None:
         """Return the newest progress of this attempt, or None before the stage said anything.
@@ -72,6 +78,27 @@ class StageWatch:
             return self._progress(content["step"], content["total"], content["phase"], content["values"])
         except (ValueError, KeyError, TypeError):
             return None
+
+    def new_alarms(self) -> list[StageAlarm]:
+        """Return the alarms worth a line that nobody was told of yet; a roll-back cuts the file, and none comes twice."""
+        found = [alarm for alarm in news(self._changed_alarms()) if alarm.identity not in self._said]
+        self._said.update(alarm.identity for alarm in found)
+        return found
+
+    def tell_alarms(self, told: RunObserver) -> None:
+        for alarm in self.new_alarms():
+            told.stage_alarm(self.stage, alarm)
+
+    def _changed_alarms(self) -> list[StageAlarm]:
+        try:
+            found = self._alarms_path.stat()
+        except OSError:
+            return []
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if state == self._alarms_state:
+            return []
+        self._alarms_state = state
+        return read_alarms(self._alarms_path)
 
     def _progress(self, step: int, total: int, phase: str, values: dict[str, Any]) -> Progress:
         if self._first_step is None:
@@ -105,6 +132,9 @@ class RunObserver:
     def stage_progress(self, progress: Progress) -> None:
         """Called several times a second while a stage runs."""
 
+    def stage_alarm(self, stage: str, alarm: StageAlarm) -> None:
+        """A sentinel of a stage's training saw something."""
+
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
         """A stage is complete; `state` is Completed or Cached."""
 
@@ -130,6 +160,9 @@ class GuardedObserver(RunObserver):
 
     def stage_progress(self, progress: Progress) -> None:
         self._pass_on(self.told.stage_progress, progress)
+
+    def stage_alarm(self, stage: str, alarm: StageAlarm) -> None:
+        self._pass_on(self.told.stage_alarm, stage, alarm)
 
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
         self._pass_on(self.told.stage_finished, stage, state, seconds)
@@ -183,6 +216,9 @@ class LogObserver(RunObserver):
         if self._pace.is_due(progress):
             phase = progress.phase or "step"
             logger.info("stage %s: %s %d of %d", progress.stage, phase, progress.step, progress.total)
+
+    def stage_alarm(self, stage: str, alarm: StageAlarm) -> None:
+        logger.warning("stage %s: %s", stage, alarm.text)
 
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
         logger.info("stage %s %s after %.1f s", stage, state, seconds)

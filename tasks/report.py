@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
+from tasks.alarms import ALARMS_FILE, alarm_counts, read_alarms
 from tasks.report_svg import Series, line_chart, rule_track
 from tasks.showing import flatten, gate_rules, show_duration, show_number
 from training_core.errors import ArtifactError
@@ -30,6 +31,8 @@ MAX_ANSWER_CHARACTERS = 1500
 MAX_SAMPLES = 12
 MAX_QUARANTINE_ROWS = 30
 MAX_ROWS_A_REASON = 6
+MAX_ALARMS = 100
+"""Of a stage, the newest; roll-backs and what stopped a training are shown in any case."""
 
 NO_GATE: dict[str, Any] = {"verdict": None, "reasons": [], "primary": None, "guards": [], "preconditions": []}
 NO_MODEL: dict[str, Any] = {"name": None, "version": None, "aliases": [], "weights_sha256": None}
@@ -39,7 +42,8 @@ CHARTS: tuple[tuple[str, str, str], ...] = (
     ("Reward model: loss", r"reward_model", r"/loss$"),
     ("Reward model: accuracy", r"reward_model", r"/accuracy$"),
     ("Reward model: scores", r"reward_model", r"(chosen|rejected)_score"),
-    ("Reward", r".*", r"^reward/(?!missing).*mean|^rollout/greedy_reward_mean$"),
+    ("Reward", r".*", r"^reward/(?!missing).*mean"),
+    ("Reward of the most probable answers", r"policy", r"^rollout/greedy_reward_mean$"),
     ("KL to the reference, an answer", r".*", r"^kl/(.*answer|baseline)"),
     ("KL to the reference, a token", r".*", r"^kl/policy_ref"),
     ("Answer length", r".*", r"length_mean_tokens|^length/"),
@@ -84,6 +88,7 @@ def write_report(run: Mapping[str, Any], output: Path, *, root: Path | None = No
         "charts": [chart for stage in stages for chart in stage_charts(stage["name"], stage["metrics"])],
         "more_charts": [chart for stage in stages for chart in _other_charts(stage["name"], stage["metrics"])],
         "single_values": [value for stage in stages for value in single_values(stage["name"], stage["metrics"])],
+        "alarms": [section for stage in stages if (section := _alarms(stage))],
         "evaluation": evaluation,
         "metric_names": _metric_names(evaluation),
         "samples": _samples(by_name.get("evaluate"), gate),
@@ -159,6 +164,15 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in row.keys() - {"step"}:
             steps.setdefault(name, set()).add(row["step"])
     return [name for name in dict.fromkeys(name for row in metrics for name in row) if len(steps.get(name, ())) > 1]
+
+
+def _alarms(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the alarms of a stage in their order, how many are left out, and how many each sentinel raised."""
+    found = read_alarms(stage["path"] / ALARMS_FILE) if stage["path"] else []
+    num_left_out = max(len(found) - MAX_ALARMS, 0)
+    rows = [alarm for index, alarm in enumerate(found) if index >= num_left_out or alarm.action != "warn"]
+    counts = alarm_counts(found)
+    return {"stage": stage["name"], "rows": rows, "num": len(found), "counts": counts} if found else {}
 
 
 def _read_stage(stage: Mapping[str, Any], root: Path) -> dict[str, Any]:

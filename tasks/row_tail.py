@@ -71,6 +71,11 @@ class RowTail:
         self._offset = position
         self._seen.clear()
 
+    def rewind(self) -> None:
+        """Begin again at the first row."""
+        self._offset = 0
+        self._seen.clear()
+
     def take(self) -> list[Row]:
         """Return all new rows, confirmed: for a reader to whom nothing can happen between the two."""
         taken: list[Row] = []

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_checks.files import SUFFIXES
+from tasks.alarms import ALARMS_FILE, alarm_counts, read_alarms
 from tasks.mlflow_runs import SPEC_TAG, STAGE_TAG, UID_TAG, close_run, find_or_create_run, find_run, pipeline_run
 from tasks.mlflow_store import StoreLocation, experiment_id, redact, redact_uris
 from tasks.showing import flatten
 from tasks.tracking_journal import FINISHED, Journal, StageNote, stage_of
 from tasks.tracking_rows import (
+    ALARMS_PREFIX,
     METRICS_PER_BATCH,
     MetricLog,
     mlflow_key,
@@ -131,6 +133,8 @@ class StageSync:
         self.directory = StageDirectory(directory)
         self.cached_from = cached_from
         self.log = MetricLog(client, run_id, directory)
+        self._alarms: dict[str, float] = {}
+        """Counts that MLflow knows, by metric."""
         self._described = False
         self._ended: tuple[str, float | None] | None = None
         """Status and time of the end that MLflow knows."""
@@ -150,6 +154,7 @@ class StageSync:
             self._describe(run)
             self._described = True
         self.log.send_new()
+        self._send_alarms()
         if note.status is None or end is None:
             return
         result = self.directory.result() if note.status == FINISHED else None
@@ -176,6 +181,18 @@ class StageSync:
             for name, artifact in spec.inputs.items():
                 tags[f"tidegate.input.{name}"] = artifact.sha256
         set_tags(self.client, self.run_id, tags)
+
+    def _send_alarms(self) -> None:
+        """Count the alarms of each sentinel, on the stage's run and on the pipeline's; what a roll-back undid is gone."""
+        counts = alarm_counts(read_alarms(self.directory.path / ALARMS_FILE))
+        values = {f"{ALARMS_PREFIX}{name}": float(count) for name, count in counts.items()}
+        if values == self._alarms:
+            return
+        logged = [key for key in self.client.get_run(self.run_id).data.metrics if key.startswith(ALARMS_PREFIX)]
+        told = dict.fromkeys(logged, 0.0) | values
+        set_metrics(self.client, self.run_id, told)
+        set_metrics(self.client, self.pipeline_id, {f"{self.name}/{key}": value for key, value in told.items()})
+        self._alarms = values
 
     def _send_result(self, result: StageResult) -> None:
         numbers = summary_numbers(result.summary) | {

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tasks.alarms import ALARMS_FILE, read_alarms, summarise_alarms
 from tasks.runs import DamagedRun, RunRecord, RunStage, RunState, StageState, run_directory
 from training_core.protocol.lock import is_locked
 
@@ -29,12 +30,18 @@ def run_view(record: RunRecord, root: Path) -> dict[str, Any]:
                 "peak_rss_bytes": entry.peak_rss_bytes,
                 "why": entry.why,
                 "error": entry.error,
+                "alarms": _alarms(entry, root),
             }
             for name, entry in record.stages.items()
         ],
         "gate": record.gate,
         "model": _model_view(record.model),
     }
+
+
+def _alarms(entry: RunStage, root: Path) -> list[dict[str, Any]]:
+    """Return what the sentinels of a stage said, one entry a sentinel and action."""
+    return [] if entry.directory is None else summarise_alarms(read_alarms(root / entry.directory / ALARMS_FILE))
 
 
 def run_row(run: RunRecord | DamagedRun, root: Path) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Finding:
 
 def examine(root: str | Path | None, *, as_json: bool) -> Answer:
     """Print what was found; the exit code is the smallest of the findings that are not in order, see `Finding`."""
-    findings = [finding for look in (_versions, _devices, _temporary_folder) for finding in look()]
+    findings = [finding for look in (_versions, _devices, _temporary_folder, _sandbox) for finding in look()]
     try:
         where = resolve_root(root)
     except ConfigurationError as error:
@@ -157,6 +157,20 @@ def _temporary_folder() -> list[Finding]:
         return [Finding("temporary folder", True, tempfile.gettempdir())]
     except FileNotFoundError as error:
         return [Finding("temporary folder", False, f"{error.strerror}: make one of them writable, or set TMPDIR")]
+
+
+def _sandbox() -> list[Finding]:
+    """Look whether answers' code could be tested here; not in order is nothing, since most configs do not ask for it."""
+    # Neither imports torch; what they start ends within seconds.
+    from training_core.config.verifiers import CodeTestsReward
+    from training_core.rewards.sandbox import Sandbox
+
+    what = "sandbox for code_tests"
+    try:
+        Sandbox(CodeTestsReward(kind="code_tests"))
+    except (ConfigurationError, OSError) as error:
+        return [Finding(what, True, f"not here, and only rewards of kind code_tests need one. {error}")]
+    return [Finding(what, True, "the kernel isolates answers' code")]
 
 
 def _disk(root: Path) -> list[Finding]:

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tasks.alarms import StageAlarm
 from tasks.progress import Pace, Progress, RunObserver
 from tasks.showing import show_duration
 
@@ -65,6 +66,9 @@ class LineObserver(RunObserver):
         if progress.seconds_left is not None:
             parts.append(f"{show_duration(progress.seconds_left)} left")
         self.say(", ".join(parts))
+
+    def stage_alarm(self, stage: str, alarm: StageAlarm) -> None:
+        self.say(f"warning: {stage}: {alarm.text}")
 
     def stage_finished(self, stage: str, state: str, seconds: float) -> None:
         self.say(f"{stage}: {state}" + ("" if state == "Cached" else f" after {show_duration(seconds)}"))

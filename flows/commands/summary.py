@@ -24,6 +24,8 @@ def print_summary(record: RunRecord, view: Mapping[str, Any], root: Path, stream
     console.print()
     console.print(stage_table(view))
     console.print(f"run {record.run_id}: {view['state']}")
+    for line in alarm_lines(view):
+        console.print(line)
     for line in gate_lines(record.gate):
         console.print(line)
     console.print(model_line(view.get("model")))
@@ -52,6 +54,19 @@ def stage_table(view: Mapping[str, Any]) -> Table:
             stage["name"], stage["state"], show_duration(stage["seconds"]), size(stage.get("peak_rss_bytes")), where
         )
     return table
+
+
+def alarm_lines(view: Mapping[str, Any]) -> list[str]:
+    """Return what the sentinels of each stage said: one line a sentinel and action, with its last message."""
+    return [f"{stage['name']}: {alarm_line(alarm)}" for stage in view["stages"] for alarm in stage.get("alarms") or []]
+
+
+def alarm_line(alarm: Mapping[str, Any]) -> str:
+    first, last, count = alarm["first_step"], alarm["last_step"], alarm["count"]
+    when = f"at step {last}" if count == 1 else f"{count} times, at steps {first} to {last}"
+    targets = ", ".join(map(str, alarm["rolled_back_to"]))
+    back = f". Rolled back to step {targets}" if targets else ""
+    return f"sentinel {alarm['sentinel']} ({alarm['action']}) {when}: {alarm['message']}{back}"
 
 
 def gate_lines(gate: Mapping[str, Any] | None) -> list[str]:

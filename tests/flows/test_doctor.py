@@ -12,6 +12,7 @@ import pytest
 from scripted_stages.chain import run
 
 import flows.commands.doctor as doctor
+from training_core.rewards.sandbox import Sandbox, SandboxOutcome
 
 
 @pytest.fixture
@@ -161,3 +162,28 @@ def test_a_driver_without_a_torch_that_uses_it(monkeypatch, tmp_path: Path) -> N
     finding = doctor._devices()[-1]
     assert finding.ok
     assert "make setup LOCK=gpu" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (SandboxOutcome("ended", proved=True), "the kernel isolates answers' code"),
+        (SandboxOutcome("refused", detail="unshare: Operation not permitted"), "systempaths=unconfined"),
+        (SandboxOutcome("error", detail="no report"), "does not run in the sandbox"),
+    ],
+)
+def test_a_sandbox_that_cannot_isolate_is_a_note(  # type: ignore[no-untyped-def]
+    examine, monkeypatch, outcome: SandboxOutcome, text: str
+) -> None:
+    monkeypatch.setattr(Sandbox, "run", lambda *arguments, **options: outcome)
+    code, found = examine()
+    assert code == 0
+    assert text in found["sandbox for code_tests"]["text"]
+    assert ("only rewards of kind code_tests need one" in found["sandbox for code_tests"]["text"]) is not outcome.proved
+
+
+def test_the_sandbox_itself_is_tried_without_torch() -> None:
+    code = "import sys; from flows.commands import doctor; print(doctor._sandbox()[0].text, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip().endswith("False")
+    assert "isolate" in done.stdout or "sandbox" in done.stdout

@@ -29,10 +29,44 @@ GROUPS, GROUP_SIZE = 3, 3
 Gradients = dict[str, torch.Tensor]
 
 
-def build_model(seed: int) -> Any:
-    """Return a GPT-2 of one layer: all of it computes in float64, while Llama's norm rounds to float32."""
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
-    config = AutoConfig.for_model("gpt2", vocab_size=VOCABULARY, **sizes)
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
+    "mixtral": {
+        "hidden_size": 16,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_local_experts": 4,
+        "max_position_embeddings": 64,
+        "sliding_window": None,
+    },
+}
+
+
+@contextmanager
+def float64_throughout(config: CustomConfig) -> Iterator[None]:
+    """Let norms and routers, which round to float32 whatever their model's dtype is, compute in float64 as well.
+
+    GPT-2, the model of all cases without experts, needs no such help.
+    """
+    if config.experts is None:
+        yield
+        return
+    original: Any = torch.Tensor.float
+    single = torch.float32
+    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = single  # type: ignore[misc]
+        torch.Tensor.float = original  # type: ignore[method-assign]
+
+
+def build_model(seed: int, model_type: str = "gpt2") -> Any:
+    """Return a decoder of one or two layers in float64."""
+    config = AutoConfig.for_model(model_type, vocab_size=VOCABULARY, **SIZES[model_type])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
@@ -40,6 +74,8 @@ def build_model(seed: int) -> Any:
             torch.nn.init.normal_(parameter, std=0.3)
     model.train(False)
     model.config.use_cache = False
+    if model_type == "mixtral":
+        model.set_experts_implementation("eager")  # The grouped product has no float64.
     return model
 
 
@@ -74,7 +110,7 @@ def build_config(loss: dict[str, Any], aggregation: dict[str, Any], **changes: A
 
 
 def build_updater(config: CustomConfig, all_sum: AllSum = keep) -> PolicyUpdater:
-    policy = build_model(0)
+    policy = build_model(0, "gpt2" if config.experts is None else "mixtral")
     reference = build_reference(config, build_model(1))
     around = Surroundings(
         temperature=0.8, pad_token_id=7, seed=1, should_stop=lambda: False, max_new_tokens=6, all_sum=all_sum
@@ -132,14 +168,23 @@ def permuted(scored: ScoredBatch, order: Sequence[int]) -> ScoredBatch:
     )
 
 
+def widened(scored: ScoredBatch, extra: int) -> ScoredBatch:
+    """Return the same answers in tensors of more columns than the longest needs, with no number in them."""
+    mask = torch.nn.functional.pad(scored.batch.mask, (0, extra), value=False)
+    logprobs = torch.nn.functional.pad(scored.batch.sampler_logprobs, (0, extra), value=float("nan"))
+    return replace(scored, batch=replace(scored.batch, mask=mask, sampler_logprobs=logprobs))
+
+
 def build_step_signal(updater: PolicyUpdater, scored: ScoredBatch) -> Signal:
-    before = updater.before_updates(scored.batch)
+    with float64_throughout(updater.config):
+        before = updater.before_updates(scored.batch)
     return build_signal(updater.config, updater.estimate, scored, before, 0.3, updater.dtype)[0]
 
 
 def gradients_of(updater: PolicyUpdater, signal: Signal, rows: Sequence[int]) -> Gradients:
     """Return the gradients of policy and critic that an update over `rows` adds up."""
-    updater.optimizer_update(2, 0, rows, signal, MetricSums())
+    with float64_throughout(updater.config):
+        updater.optimizer_update(2, 0, rows, signal, MetricSums())
     found = {f"policy.{n}": g for n, g in (updater.optimizer.caught or [{}])[-1].items()}  # type: ignore[attr-defined]
     if updater.critic is not None:
         micros = updater.split(signal.batch, rows)

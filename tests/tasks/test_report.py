@@ -298,7 +298,8 @@ def test_each_metric_is_drawn_once():
         (
             {"reward/mean": 0.1, "rollout/greedy_reward_mean": 0.2, "kl/policy_ref_nats": 0.1, "kl/coefficient": 0.1},
             {
-                "Reward": ["reward/mean", "rollout/greedy_reward_mean"],
+                "Reward": ["reward/mean"],
+                "Reward of the most probable answers": ["rollout/greedy_reward_mean"],
                 "KL to the reference, a token": ["kl/policy_ref_nats"],
             },
         ),

@@ -17,6 +17,8 @@ from tasks.planning import ChainState
 from tasks.tracking import run_params, run_tags
 from tasks.tracking_journal import FAILED, FINISHED, KILLED, JournalFile, StageNote, stage_of, with_stage
 from tasks.tracking_sync import RunSync, param_text
+from training_core.metrics import MetricsWriter
+from training_core.sentinels import ALARMS_FILE, Alarm, append_alarms
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +173,26 @@ def test_one_digest_of_the_config_on_the_run_and_on_the_model_version(scripted, 
     assert f'"config_sha256": "{given[0]}"' in spec
     assert given == [ChainState.begin(config).config_sha256]
     assert run_params(config)["algorithm.name"] == "grpo"
+
+
+def test_a_training_that_is_rolled_back_shows_the_redone_steps_and_its_alarms(world: World) -> None:
+    """Against MLflow's own store; tests/tasks/test_tracking_rollbacks.py has the cases."""
+    stage = make_stage(world.root, "policy")
+    write_rows(stage.metrics_path, range(1, 4))
+    world.note("policy", stage.path)
+    store = world.send()
+    MetricsWriter(stage.metrics_path).truncate_after(1)
+    alarm = Alarm("grad_norm", "roll_back", 3, "large", 20.0, 10.0)
+    append_alarms(stage.path / ALARMS_FILE, [alarm], 0, rolled_back_to=1)
+    with stage.metrics_path.open("a") as stream:
+        stream.write('{"step": 2, "reward/mean": 9.0}\n')
+    store = world.send()
+    run = store.run("policy")
+    history = store.client.get_metric_history(run.info.run_id, "reward/mean")
+    assert sorted((m.step, m.value) for m in history) == [(1, 0.1), (2, 0.2), (2, 9.0), (3, 0.3)]
+    assert max((m for m in history if m.step == 2), key=lambda m: m.timestamp).value == 9.0
+    assert (run.data.metrics["roll_backs"], run.data.metrics["alarms/grad_norm"]) == (1.0, 1.0)
+    (pipeline,) = [run for run in store.client.search_runs([run.info.experiment_id]) if run.info.run_name == "r"]
+    assert pipeline.data.metrics["policy/alarms/grad_norm"] == 1.0
+    RunSync(world.client, world.location).sync(world.journal)  # Another process finds nothing to add.
+    assert len(store.steps("policy")) == 4

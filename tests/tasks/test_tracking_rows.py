@@ -1,44 +1,18 @@
-"""Rows of metric files become MLflow metrics once each, in memory against a client that records."""
+"""Rows of metric files become MLflow metrics once each, in memory against a client that records.
+
+tests/tasks/test_tracking_rollbacks.py has what happens when a training is rolled back.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recording import RecordingClient
 
 from tasks.tracking_rows import MetricLog, mlflow_key, rule_numbers, summary_numbers
-
-
-class RecordingClient:
-    """The part of an MLflow client that MetricLog uses; `fail_after` values it loses the connection."""
-
-    def __init__(self) -> None:
-        self.metrics: list[Any] = []
-        self.fail_on_batch: int | None = None
-        self.lose_answer = False
-        self.num_batches = 0
-
-    def get_run(self, run_id: str) -> Any:
-        latest: dict[str, Any] = {}
-        for metric in self.metrics:
-            if metric.key not in latest or metric.step >= latest[metric.key].step:
-                latest[metric.key] = metric
-        return SimpleNamespace(data=SimpleNamespace(_metric_objs=list(latest.values())))
-
-    def log_batch(self, run_id: str, metrics: Any = (), **ignored: Any) -> None:
-        assert len(metrics) <= 1000
-        self.num_batches += 1
-        fails = self.num_batches == self.fail_on_batch
-        if not fails or self.lose_answer:
-            self.metrics.extend(metrics)
-        if fails:
-            raise ConnectionError("server gone")
-
-    def steps(self, key: str) -> list[int]:
-        return [metric.step for metric in self.metrics if metric.key == key]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -136,7 +136,8 @@ class CustomAdvantage(_GroupAdvantage):
     """Chooses this estimator: a function of your own."""
     import_path: str = Field(pattern=IMPORT_PATH_PATTERN)
     """`package.module:function`; called as `function(inputs, **parameters)` with an `EstimatorInputs`, it returns one
-    value an answer [N] or one a token [N, T]. See training_core/ops/advantages.py."""
+    value an answer [N] or one a token [N, T]. With `kl.placement: reward` it has to subtract `inputs.kl_penalties`
+    itself. See training_core/ops/advantages.py."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function."""
 

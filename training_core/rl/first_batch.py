@@ -30,9 +30,10 @@ MAX_REWARD_DIFFERENCE = 1e-9
 
 
 def check_model_on(model: PreTrainedModel, layout: Layout, batch: TrajectoryBatch, pad_token_id: int) -> None:
-    """Check forward passes on the answers to the shortest and the longest prompt.
+    """Check forward passes on an answer to the shortest and one to the longest prompt.
 
     Raises:
+        ArtifactError: a mask does not cover its answer.
         ConfigurationError: log-probs are not those of the model's logits, or depend on the batch.
     """
     by_prompt = sorted(range(len(batch)), key=lambda row: len(batch.prompts[row]))
@@ -43,7 +44,8 @@ def check_model_on(model: PreTrainedModel, layout: Layout, batch: TrajectoryBatc
     check_targets(together, batch)
     check_forward_pass(model, together)
     alone = [Layout("padded", 1, None).split(batch, [row], pad_token_id, device)[0] for row in rows]
-    check_batch_invariance(model, together, alone)
+    if layout.max_rows > 1:
+        check_batch_invariance(model, together, alone)
 
 
 def check_targets(micro: MicroBatch, batch: TrajectoryBatch) -> None:
@@ -80,9 +82,9 @@ def check_batch_invariance(model: PreTrainedModel, together: MicroBatch, alone: 
         worst = max(worst, float((here - expected[0]).abs().max()))
     if not worst <= MAX_BATCH_DIFFERENCE_NATS:
         raise ConfigurationError(
-            f"first batch: {type(model).__name__} gives the same answer log-probs that differ by {worst:.4f} nats with "
-            "what else is in its batch, so ratios would measure the batch. Set algorithm.micro_batch_size: 1, or use a "
-            "model whose attention does not see padding"
+            f"first batch: in {type(model).__name__}, log-probs of an answer change by up to {worst:.4f} nats a token "
+            f"when another answer is in its batch (rounding: at most {MAX_BATCH_DIFFERENCE_NATS}), so ratios would "
+            "measure the batch. Set algorithm.micro_batch_size: 1, or use a model that keeps the rows of a batch apart"
         )
 
 
@@ -91,27 +93,44 @@ def check_scored(scored: ScoredBatch, kl_penalties: Tensor | None) -> None:
 
     Raises:
         ArtifactError: a mask does not follow its answer's length, or a group is not the answers to one prompt.
-        EvaluationError: a reward sits on another token than the last, or beside the KL term on others.
+        EvaluationError: a reward is not where it belongs.
     """
     batch = scored.batch
     lengths = torch.tensor([len(answer) for answer in batch.answers])
     expected = torch.arange(batch.mask.shape[1])[None, :] < lengths[:, None]
     if not torch.equal(batch.mask, expected):
-        raise ArtifactError("first batch: the mask of answer tokens does not follow the answers' lengths")
+        row = int((batch.mask != expected).any(dim=1).nonzero()[0])
+        raise ArtifactError(
+            f"first batch: answer {row} has {int(lengths[row])} tokens, its mask marks {int(batch.mask[row].sum())} "
+            "slots or others than the first. Training would learn from other tokens than the policy chose"
+        )
     prompt_of: dict[int, tuple[int, ...]] = {}
     for group, prompt in zip(scored.group_ids.tolist(), batch.prompts, strict=True):
         if prompt_of.setdefault(group, prompt) != prompt:
-            raise ArtifactError(f"first batch: group {group} holds answers to different prompts")
-    rewards = token_rewards(scored.scores, scored.present, batch.mask, kl_penalties)
-    for row, length in enumerate(lengths.tolist()):
-        for token in range(length):
-            penalty = 0.0 if kl_penalties is None else float(kl_penalties[row, token])
-            is_scored = token == length - 1 and bool(scored.present[row])
-            wanted = (float(scored.scores[row]) if is_scored else 0.0) - penalty
-            present = bool(scored.present[row])
-            if present and not math.isclose(float(rewards[row, token]), wanted, abs_tol=MAX_REWARD_DIFFERENCE):
+            raise ArtifactError(
+                f"first batch: group {group} holds answers to different prompts, so their scores would be compared "
+                "with each other"
+            )
+    check_rewards(scored, kl_penalties)
+
+
+def check_rewards(scored: ScoredBatch, kl_penalties: Tensor | None) -> None:
+    """Check that each score is the reward of its answer's last token, and the KL term of every token's own.
+
+    Raises:
+        EvaluationError: they are not.
+    """
+    mask = scored.batch.mask
+    found = token_rewards(scored.scores, scored.present, mask, kl_penalties)
+    for row, answer in enumerate(scored.batch.answers):
+        is_present = bool(scored.present[row])
+        for slot in range(mask.shape[1]):
+            wanted = float(scored.scores[row]) if is_present and slot == len(answer) - 1 else 0.0
+            if kl_penalties is not None and is_present and slot < len(answer):
+                wanted -= float(kl_penalties[row, slot])
+            if not math.isclose(float(found[row, slot]), wanted, abs_tol=MAX_REWARD_DIFFERENCE):
+                where = f"token {slot + 1} of {len(answer)}" if slot < len(answer) else f"slot {slot + 1}, padding,"
                 raise EvaluationError(
-                    f"first batch: the reward of token {token + 1} of {length} of answer {row} is "
-                    f"{float(rewards[row, token]):.6f}, it must be {wanted:.6f}: the score belongs to the last token "
-                    "alone, the others have the KL term"
+                    f"first batch: the reward of {where} of answer {row} is {float(found[row, slot]):.6f} and must be "
+                    f"{wanted:.6f}: the last token has the score, and each token its own KL term"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from training_core.engines.single import autocast_context
-from training_core.errors import ConfigurationError
+from training_core.errors import ArtifactError, ConfigurationError
 from training_core.ops.logprobs import token_logprobs
 from training_core.rl.layouts import PackedBatch, packed_hidden
 from training_core.rl.shared_prompt import SharedPromptBatch, shared_prompt_hidden
@@ -87,6 +88,7 @@ def check_forward_pass(model: PreTrainedModel, micro: MicroBatch) -> None:
     """Check on one micro-batch, in float32, that training's log-probs are those of the model's own logits.
 
     Raises:
+        ArtifactError: they are not finite.
         ConfigurationError: they are not: this trainer would optimise other probabilities than the model has.
     """
     if difference := difference_from_logits(model, micro.plain()):
@@ -106,7 +108,11 @@ def check_forward_pass(model: PreTrainedModel, micro: MicroBatch) -> None:
 
 @torch.no_grad()
 def difference_from_logits(model: PreTrainedModel, micro: MicroBatch) -> str | None:
-    """Return in what a model's logits are not its last hidden states times its head, in float32; None if they are."""
+    """Return in what a model's logits are not its last hidden states times its head, in float32; None if they are.
+
+    Raises:
+        ArtifactError: they are not finite.
+    """
     name = type(model).__name__
     if model.base_model is model or model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         return f"{name} has no decoder and output head apart from each other"
@@ -114,6 +120,11 @@ def difference_from_logits(model: PreTrainedModel, micro: MicroBatch) -> str | N
     logits = model(input_ids=micro.input_ids, use_cache=False).logits[micro.predict_rows, micro.predict_positions]
     plain = torch.log_softmax(logits.float(), dim=-1).gather(1, micro.targets[:, None])[:, 0]
     difference = float((ours - micro.scatter(plain)).abs().max())
+    if not math.isfinite(difference):
+        raise ArtifactError(
+            f"{name} gives answer tokens log-probs that are not finite, so there is nothing to train from: its weights "
+            "are damaged, or come from a training that diverged"
+        )
     if difference <= MAX_HEAD_DIFFERENCE_NATS:
         return None
     return f"{name} computes its logits otherwise than hidden states times head (off by {difference:.3f} nats)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,10 +51,9 @@ def build_policy_loss(config: PolicyLossConfig) -> PolicyLoss:
 def _custom_advantages(function: Callable[..., Any], name: str, inputs: EstimatorInputs) -> Advantages:
     """Call a user's estimator and check what it returns: [N] is spread over each answer's tokens."""
     answers = scored(inputs)
-    found = function(inputs)
-    if isinstance(found, Advantages):
-        return found
-    values = torch.as_tensor(found, dtype=torch.float64).detach()
+    found = _called("advantage", name, function, inputs)
+    values = found.advantages if isinstance(found, Advantages) else _as_tensor("advantage", name, found)
+    values = values.detach().double()
     if values.shape == inputs.scores.shape:
         values = values[:, None].expand(inputs.mask.shape)
     if values.shape != inputs.mask.shape:
@@ -64,7 +64,7 @@ def _custom_advantages(function: Callable[..., Any], name: str, inputs: Estimato
     values = masked_fill_zero(values, answers.mask)
     if not bool(torch.isfinite(values).all()):
         raise EvaluationError(f"advantage {name} returned a value that is not finite for a token that counts")
-    return answers.result(values)
+    return replace(found, advantages=values) if isinstance(found, Advantages) else answers.result(values)
 
 
 def _custom_loss(
@@ -72,10 +72,36 @@ def _custom_loss(
 ) -> tuple[Tensor, Tensor]:
     """Call a user's loss with 0 at masked positions, and check the shape of what it returns."""
     clean = [masked_fill_zero(values, mask) for values in (logprobs, old.detach(), advantages.detach())]
-    found = function(*clean, mask)
-    losses, is_clipped = found if isinstance(found, tuple) else (found, torch.zeros_like(mask))
+    found = _called("loss", name, function, *clean, mask)
+    losses, is_clipped = found if isinstance(found, tuple) and len(found) == 2 else (found, torch.zeros_like(mask))
+    if not isinstance(losses, Tensor) or not isinstance(is_clipped, Tensor):
+        raise EvaluationError(
+            f"loss {name} returned a {type(losses).__name__}; it must be a tensor {tuple(mask.shape)}, or a pair of "
+            "that and a bool tensor that marks clipped tokens"
+        )
     if losses.shape != mask.shape or is_clipped.shape != mask.shape:
         raise EvaluationError(
             f"loss {name} returned shape {tuple(losses.shape)}; it must be one value a token, {tuple(mask.shape)}"
         )
     return masked_fill_zero(losses, mask), is_clipped & mask
+
+
+def _called(what: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's function.
+
+    Raises:
+        EvaluationError: it raised.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:  # A user's function may fail in any way.
+        raise EvaluationError(f"{what} {name} raised {error!r}. Run it by itself on such arguments") from error
+
+
+def _as_tensor(what: str, name: str, found: Any) -> Tensor:
+    try:
+        return torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EvaluationError(
+            f"{what} {name} returned a {type(found).__name__}, which is no tensor: {error}"
+        ) from error

@@ -153,6 +153,14 @@ class PolicyUpdater:
         """Whether the experts that the policy chose before the updates are needed."""
         return self.config.experts is not None and self.config.experts.needs_pass_before
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether a KL that is only measured has a limit: a policy whose answers all score the same may be beyond it."""
+        budget = self.config.sentinels.kl_budget
+        is_limited = budget.limit_nats_per_token is not None or budget.limit_nats_per_answer is not None
+        is_only_measured = self.reference is not None and self.config.kl.placement == "none"
+        return is_only_measured and is_limited and budget.action != "off"
+
     def trains_policy(self, step: int) -> bool:
         """Return whether the policy learns in this step: not while the critic warms up."""
         return self.config.critic_config is None or step > self.config.critic_config.warmup_steps
@@ -161,12 +169,12 @@ class PolicyUpdater:
         """Return whether log-probs of the policy are needed before the first update.
 
         They are with several updates (what the ratio is relative to), a KL in the reward, a critic, replayed answers,
-        and watched experts, whose load is fixed first. With one update of fresh answers, training's own forward pass
-        gives them.
+        watched experts, whose load is fixed first, and a budget for a KL that is not trained on. With one update of
+        fresh answers, training's own forward pass gives them.
         """
         in_reward = self.config.kl.placement == "reward"
         replays = scored.is_replayed is not None and bool(scored.is_replayed.any())
-        others = self.critic is not None or self.reads_routing
+        others = self.critic is not None or self.reads_routing or self.has_budget
         return self.config.updates_per_step > 1 or in_reward or others or replays
 
     @torch.no_grad()
@@ -234,7 +242,7 @@ class PolicyUpdater:
         """Do one optimizer update; None when no answer of it carries a signal (the weights stay as they are)."""
         weights = self.step_weights(signal, rows)
         rows = [row for row in rows if self.has_signal(signal, row)]
-        if self.experts is not None and self.reads_routing and rows:
+        if self.experts is not None and self.reads_routing:
             self.experts.begin_update(rows)
         total = 0.0
         for micro in self.split(signal.batch, rows):
