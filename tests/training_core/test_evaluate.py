@@ -259,14 +259,14 @@ def scored_nan(prompts, answers, context, value):
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_score_that_is_not_finite_names_prompt_and_metric(value, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("training_core.rewards.rules.import_function", lambda path: scored_nan)
+    monkeypatch.setattr("training_core.rewards.rules.import_function", lambda path, what: scored_nan)
     rule = {"kind": "custom", "name": "mine", "import_path": "some.module:scored", "parameters": {"value": value}}
     with pytest.raises(EvaluationError, match=rf"'mine' of the reference's answer 1 to prompt 'p1' is {value}"):
         run_evaluation(tmp_path, inputs, metrics=[rule])
 
 
 def test_a_missing_score_stays_null(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("training_core.rewards.rules.import_function", lambda path: scored_nan)
+    monkeypatch.setattr("training_core.rewards.rules.import_function", lambda path, what: scored_nan)
     rule = {"kind": "custom", "name": "mine", "import_path": "some.module:scored", "parameters": {"value": 0.5}}
     directory = run_evaluation(tmp_path, inputs, metrics=[rule], num_prompts=3)
     assert [r["mine"] for r in rows_of(directory)][:4] == [1.0, None, 1.0, 0.5]

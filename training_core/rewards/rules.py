@@ -6,10 +6,9 @@ The functions are pure. Evaluation uses the same ones as measures of its own.
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from training_core.config.reward_rules import (
@@ -22,7 +21,8 @@ from training_core.config.reward_rules import (
     SoftOverlongReward,
     TruncationReward,
 )
-from training_core.errors import ConfigurationError, EvaluationError, TidegateError
+from training_core.errors import EvaluationError, TidegateError
+from training_core.imports import import_function
 from training_core.records import Message, StopReason
 from training_core.rewards.base import RewardContext, RewardFunction
 
@@ -137,27 +137,8 @@ def build_sentiment(config: SentimentReward) -> RewardFunction:
     return score
 
 
-def import_function(path: str) -> Callable[..., Any]:
-    """Return the function that `package.module:name` names.
-
-    Raises:
-        ConfigurationError: the module cannot be imported (whatever it raises), or has no such function.
-    """
-    module_name, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # A module of the user's may fail in any way while it is imported.
-        raise ConfigurationError(
-            f"import_path {path!r} cannot be imported: {error!r}. It must read `package.module:function`, and the "
-            "package must be installed or lie on PYTHONPATH"
-        ) from error
-    if not callable(found):
-        raise ConfigurationError(f"import_path {path!r} names a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
-
-
 def build_custom(config: CustomReward) -> RewardFunction:
-    function = import_function(config.import_path)
+    function = import_function(config.import_path, "reward")
 
     def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         try:
