@@ -80,7 +80,7 @@ class StageWatch:
             return None
 
     def new_alarms(self) -> list[StageAlarm]:
-        """Return the alarms worth a line that nobody was told of yet; a roll-back cuts the file, and none comes twice."""
+        """Return the alarms worth a line that nobody was told of yet. Roll-backs cut the file; none comes twice."""
         found = [alarm for alarm in news(self._changed_alarms()) if alarm.identity not in self._said]
         self._said.update(alarm.identity for alarm in found)
         return found

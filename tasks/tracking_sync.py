@@ -183,7 +183,7 @@ class StageSync:
         set_tags(self.client, self.run_id, tags)
 
     def _send_alarms(self) -> None:
-        """Count the alarms of each sentinel, on the stage's run and on the pipeline's; what a roll-back undid is gone."""
+        """Count the alarms of each sentinel, in the stage's run and the pipeline's; what a roll-back undid is gone."""
         counts = alarm_counts(read_alarms(self.directory.path / ALARMS_FILE))
         values = {f"{ALARMS_PREFIX}{name}": float(count) for name, count in counts.items()}
         if values == self._alarms:

@@ -38,9 +38,12 @@ def variants(union: Any, field: str) -> set[str]:
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda path: path.name)
 def test_every_example_of_an_algorithm_is_valid_over_the_common_part(path: Path) -> None:
-    assert algorithm_example(path).name == path.stem.replace("_", "-")
+    config = algorithm_example(path)
+    assert config.name == path.stem.replace("_", "-")
+    # A model of its own: the verdict does not depend on which example ran before and became champion.
+    assert config.registry.model_name == f"example-{config.name}"
     # What is there is what it is about: the rest is common, so that twenty files cannot drift apart.
-    assert set(load_layer([path]).values) <= {"name", "algorithm", "reward_model", "rewards"}
+    assert set(load_layer([path]).values) <= {"name", "registry", "algorithm", "reward_model", "rewards"}
 
 
 def test_every_algorithm_and_loss_has_an_example() -> None:

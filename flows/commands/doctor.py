@@ -160,7 +160,7 @@ def _temporary_folder() -> list[Finding]:
 
 
 def _sandbox() -> list[Finding]:
-    """Look whether answers' code could be tested here; not in order is nothing, since most configs do not ask for it."""
+    """Look whether answers' code could be tested here. If not, that is a note: most configs do not ask for it."""
     # Neither imports torch; what they start ends within seconds.
     from training_core.config.verifiers import CodeTestsReward
     from training_core.rewards.sandbox import Sandbox

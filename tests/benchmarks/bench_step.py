@@ -3,7 +3,9 @@
     make bench-trl        or        python tests/benchmarks/bench_step.py --trl-python .venv-trl/bin/python
 
 Both sides train the same checkpoint on the same prompts with the same reward, learning rate and batch, in turns, each
-time in a new process. Compare within one run only: a shared machine is not the same machine an hour later.
+time in a new process. Compare within one run only: a shared machine is not the same machine an hour later. Where others
+use the processors too, seconds say little; processor seconds with `--threads 1` (threads that wait for each other burn
+them) still compare.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ def describe(side: str, repetition: int, events: list[dict[str, Any]], measured:
         "side": side,
         "repetition": repetition,
         "step_seconds": [step["seconds"] for step in steps],
+        "step_cpu_seconds": [step["cpu_seconds"] for step in steps],
         "step_tokens": [sum(step["lengths"]) for step in steps],
         "mean_length_tokens": [statistics.mean(step["lengths"]) for step in steps],
         "phases": [step["phases"] for step in steps],
@@ -145,16 +148,15 @@ def describe(side: str, repetition: int, events: list[dict[str, Any]], measured:
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return one side's numbers over its processes: medians of steps after the first, the largest peak."""
-    later = [
-        (seconds, tokens)
-        for run in runs
-        for seconds, tokens in list(zip(run["step_seconds"], run["step_tokens"], strict=True))[1:]
-    ]
+    columns = ("step_seconds", "step_cpu_seconds", "step_tokens")
+    later = [row for run in runs for row in list(zip(*(run[name] for name in columns), strict=True))[1:]]
     phases = [phases for run in runs for phases in run["phases"][1:]]
     return {
-        "step_seconds": statistics.median(seconds for seconds, _ in later),
-        "tokens_per_step": statistics.mean(tokens for _, tokens in later),
-        "milliseconds_per_token": statistics.median(1000 * seconds / tokens for seconds, tokens in later),
+        "step_seconds": statistics.median(seconds for seconds, _, _ in later),
+        "step_cpu_seconds": statistics.median(cpu for _, cpu, _ in later),
+        "tokens_per_step": statistics.mean(tokens for _, _, tokens in later),
+        "milliseconds_per_token": statistics.median(1000 * seconds / tokens for seconds, _, tokens in later),
+        "cpu_milliseconds_per_token": statistics.median(1000 * cpu / tokens for _, cpu, tokens in later),
         "mean_length_tokens": statistics.mean(length for run in runs for length in run["mean_length_tokens"][1:]),
         "peak_pss_gib": max(run["peak_pss_bytes"] for run in runs) / GIB,
         "peak_rss_gib": max(run["peak_rss_bytes"] for run in runs) / GIB,
@@ -164,10 +166,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def compare(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
     """Return Tidegate's numbers divided by TRL's, where both have one."""
-    names = (
-        "step_seconds", "milliseconds_per_token", "tokens_per_step", "peak_pss_gib", "peak_rss_gib"
-    )  # fmt: skip
-    return {name: ours[name] / theirs[name] for name in names}
+    return {name: ours[name] / theirs[name] for name in ours if name in theirs}
 
 
 def show(summaries: dict[str, dict[str, float]], ratios: dict[str, float]) -> str:

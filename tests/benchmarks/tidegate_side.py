@@ -117,16 +117,16 @@ def do_step(trainer: Any, step: int, events: Events) -> float:
 
     trainer.sampler.generate = generate
     events.add("begin", step=step)
-    start = time.monotonic()
+    start, start_cpu = time.monotonic(), time.process_time()
     record = trainer.train_step(step)
-    seconds = time.monotonic() - start
+    seconds, cpu_seconds = time.monotonic() - start, time.process_time() - start_cpu
     trainer.sampler.generate = sample
     phases = {
         name.removeprefix("time/").removesuffix("_seconds"): value
         for name, value in record.timings.items()
         if name.startswith("time/")
     }
-    events.add("step", step=step, seconds=seconds, lengths=lengths, phases=phases)
+    events.add("step", step=step, seconds=seconds, cpu_seconds=cpu_seconds, lengths=lengths, phases=phases)
     return record.metrics["reward/mean"]
 
 

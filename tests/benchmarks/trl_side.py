@@ -16,14 +16,14 @@ from typing import Any
 from shape import Events, Shape, load_shape
 
 
-def reward_of(events_tokens: list[int]) -> Any:
-    """Return a reward function: VADER's sentiment of each answer; answer lengths are left in `events_tokens`."""
+def reward_of(lengths: list[int]) -> Any:
+    """Return a reward function: VADER's sentiment of each answer. It leaves the answers' lengths in `lengths`."""
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
     analyzer = SentimentIntensityAnalyzer()
 
     def sentiment(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        events_tokens[:] = [len(ids) for ids in completion_ids]
+        lengths[:] = [len(ids) for ids in completion_ids]
         return [analyzer.polarity_scores(messages[0]["content"])["compound"] for messages in completions]
 
     return sentiment
@@ -48,14 +48,22 @@ def train(shape: Shape, events: Events) -> None:
 
     class StepEvents(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.start = time.monotonic()
+            self.start, self.start_cpu = time.monotonic(), time.process_time()
             sampling_seconds[0] = 0.0
             events.add("begin", step=state.global_step + 1)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             seconds = time.monotonic() - self.start
+            cpu_seconds = time.process_time() - self.start_cpu
             phases = {"rollout_and_reward": sampling_seconds[0], "train": seconds - sampling_seconds[0]}
-            events.add("step", step=state.global_step, seconds=seconds, lengths=list(lengths), phases=phases)
+            events.add(
+                "step",
+                step=state.global_step,
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                lengths=list(lengths),
+                phases=phases,
+            )
 
     with tempfile.TemporaryDirectory() as output:
         answers = shape.prompts_per_step * shape.group_size

@@ -102,7 +102,6 @@ def tiny_settings(example: Path) -> list[str]:
         # Any policy that moved passes: what is tested here is the way, not the goal.
         "gate": "{primary: {metric: kl_to_reference, scale: absolute, min_gain: 0.0}, guards: [], min_prompts: 40,"
         " num_resamples: 1000}",
-        "registry.model_name": example.stem,
         "algorithm.num_steps": "2",
         "algorithm.optimizer.learning_rate": "1e-2",
     }

@@ -175,6 +175,17 @@ def widened(scored: ScoredBatch, extra: int) -> ScoredBatch:
     return replace(scored, batch=replace(scored.batch, mask=mask, sampler_logprobs=logprobs))
 
 
+def spoiled(signal: Signal) -> Signal:
+    """Return what the updates learn from with no number wherever a token does not count."""
+
+    def spoil(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values.masked_fill(~signal.mask, float("nan"))
+
+    names = ("advantages", "old_logprobs", "reference_logprobs", "returns", "old_values")
+    batch = replace(signal.batch, sampler_logprobs=spoil(signal.batch.sampler_logprobs))
+    return replace(signal, batch=batch, **{name: spoil(getattr(signal, name)) for name in names})
+
+
 def build_step_signal(updater: PolicyUpdater, scored: ScoredBatch) -> Signal:
     with float64_throughout(updater.config):
         before = updater.before_updates(scored.batch)

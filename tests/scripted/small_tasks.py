@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from training_core.models.tiny import build_tiny_checkpoint
 from training_core.rewards.base import RewardContext
 
@@ -48,6 +51,13 @@ def every_other(prompts: Any, answers: list[str], context: RewardContext) -> lis
     return [None if index % 2 else score for index, score in enumerate(low_ids(prompts, answers, context))]
 
 
+def low_ids_for_some(prompts: Any, answers: list[str], context: RewardContext, every: int) -> list[float]:
+    """Return `low_ids` where the number in the prompt is a multiple of `every`, else the same score."""
+    numbers = [int(prompt[-1].content.split()[-1]) for prompt in prompts]
+    scores = low_ids(prompts, answers, context)
+    return [score if number % every == 0 else 0.7 for number, score in zip(numbers, scores, strict=True)]
+
+
 def failing(prompts: Any, answers: list[str], context: RewardContext) -> list[float]:
     """Fail as a user's function may."""
     raise KeyError("reference")
@@ -71,6 +81,15 @@ def end_with_high_ids(directory: Path) -> Path:
     config["eos_token_id"] = [*(ends if isinstance(ends, list) else [ends]), *range(240, 299)]
     path.write_text(json.dumps(config))
     return directory
+
+
+def write_numbered_prompts(path: Path, num_prompts: int) -> Path:
+    """Write prompts that end with their number, from 0."""
+    names = [f"p{number}" for number in range(num_prompts)]
+    messages = [[{"role": "user", "content": f"Question {number}"}] for number in range(num_prompts)]
+    columns = {"prompt_id": names, "group_id": names, "prompt_messages": messages, "extra": ["{}"] * num_prompts}
+    pq.write_table(pa.table(columns), path)
+    return path
 
 
 def small_config(rl_stage: Any, *rewards: dict[str, Any], max_new_tokens: int = 4, **algorithm: Any) -> dict[str, Any]:

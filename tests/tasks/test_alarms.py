@@ -28,7 +28,7 @@ def alarm(step: int, action: str = "warn", name: str = "kl_budget", message: str
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Warnings at steps 2 and 3, of two sentinels; a roll-back from 5 to 4; a warning at step 5 as it was done again."""
+    """Warnings at steps 2 and 3 of two sentinels, a roll-back from 5 to 4, a warning at step 5 as it was done again."""
     path = tmp_path / ALARMS_FILE
     append_alarms(path, [alarm(2)], 0)
     append_alarms(path, [alarm(3, message="further"), alarm(3, name="truncation", message="cut <b>off</b>")], 0)

@@ -17,6 +17,7 @@ from scripted_stages.chain import config_of
 import tasks.dispatch
 import tasks.stage_tasks
 from tasks.planning import BY_NAME, CHAIN
+from tasks.progress import RunObserver, observed_by
 from tasks.stage_tasks import run_stage_flow
 from training_core.errors import (
     ArtifactError,
@@ -32,6 +33,7 @@ from training_core.errors import (
 from training_core.protocol.atomic import write_json
 from training_core.protocol.directory import StageDirectory
 from training_core.records import StageResult, StageSpec
+from training_core.sentinels import ALARMS_FILE, Alarm, append_alarms
 
 
 def dispatch(spec: StageSpec, directory: StageDirectory) -> StageResult:
@@ -168,6 +170,28 @@ def test_a_short_outage_of_the_prefect_server_is_waited_out(tmp_path: Path, serv
     served(Completed())
     with pytest.raises(TidegateError, match="ended Completed"):
         dispatch(spec, directory)
+
+
+def test_alarms_of_a_stage_on_a_worker_are_told(tmp_path: Path, served: Callable[..., Server]) -> None:
+    spec, directory = new_directory(tmp_path)
+    server, told = served(Running(), Running(), Completed()), []
+    write_result(spec, directory)
+
+    class Watcher(RunObserver):
+        def stage_alarm(self, stage: str, alarm: Any) -> None:
+            told.append((stage, alarm.step))
+
+    answer = server.read_flow_run
+
+    def answer_after_an_alarm(flow_run_id: Any) -> Any:
+        alarm = Alarm("kl_budget", "warn", 10 - 2 * len(server.answers), "too far", 0.2, 0.1)
+        append_alarms(directory.path / ALARMS_FILE, [alarm], 0)
+        return answer(flow_run_id)
+
+    server.read_flow_run = answer_after_an_alarm  # type: ignore[method-assign]
+    with observed_by(Watcher()):
+        dispatch(spec, directory)
+    assert told == [("policy", 4), ("policy", 6), ("policy", 8)]
 
 
 def test_a_result_counts_while_the_prefect_server_is_silent(tmp_path: Path, served: Callable[..., Server]) -> None:

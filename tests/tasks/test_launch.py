@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tasks.alarms import StageAlarm
 from tasks.config import LaunchConfig
 from tasks.launch import run_stage_process
 from tasks.processes import group_members
@@ -36,6 +37,7 @@ from training_core.errors import (
 from training_core.protocol.directory import StageDirectory
 from training_core.protocol.lock import directory_lock
 from training_core.records import StageSpec
+from training_core.sentinels import ALARMS_FILE, Alarm, append_alarms
 from training_core.stages import STAGES
 
 LAUNCH = LaunchConfig(grace_seconds=5.0)
@@ -110,6 +112,26 @@ def test_a_stage_runs_in_a_session_of_its_own_and_reports_progress(workspace, la
     assert seen[-1].values["reward/mean"] > 0
     assert any(progress.seconds_left is not None for progress in seen)
     assert group_members(process_of(stage_directory(workspace))) == []
+
+
+def test_alarms_are_told_while_the_stage_runs_and_at_its_end(workspace, launch) -> None:  # type: ignore[no-untyped-def]
+    path = stage_directory(workspace).path / ALARMS_FILE
+    told: list[tuple[str, int]] = []
+
+    class Watcher(RunObserver):
+        def stage_progress(self, progress: Progress) -> None:
+            if not path.exists():
+                append_alarms(path, [Alarm("kl_budget", "warn", 1, "too far", 0.2, 0.1)], 0)
+
+        def stage_alarm(self, stage: str, alarm: StageAlarm) -> None:
+            told.append((stage, alarm.step))
+            if alarm.step == 1:  # Nobody looks again before the end.
+                time.sleep(1.0)
+                append_alarms(path, [Alarm("kl_budget", "warn", 4, "too far", 0.2, 0.1)], 0)
+
+    with observed_by(Watcher()):
+        launch({"steps": 2, "seconds": 0.5})
+    assert told == [("policy", 1), ("policy", 4)]
 
 
 def test_nothing_leaks_a_descriptor(launch) -> None:  # type: ignore[no-untyped-def]

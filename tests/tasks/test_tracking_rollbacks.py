@@ -126,7 +126,8 @@ def test_a_second_roll_back_further_back(
     log = open_log(client, tmp_path) if is_new_process else log
     log.send_new()
     assert client.steps(KEY) == [1, 2, 3, 4, 5, 6, 5, 3, 4]
-    assert newest(client) == {1: 1, 2: 2, 3: 2003, 4: 2004, 5: 1005, 6: 6}  # 5 and 6 are undone and not there again yet.
+    # 5 and 6 are undone and not there again yet.
+    assert newest(client) == {1: 1, 2: 2, 3: 2003, 4: 2004, 5: 1005, 6: 6}
 
 
 @pytest.mark.parametrize("lose_answer", [False, True])

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 from policy_trainers import KLS, answers_of, build_trainer, scored_batch
+from tokenizers.processors import TemplateProcessing
 
 from training_core.errors import ArtifactError
 from training_core.loop import StepAbandonedError
+from training_core.models.chat import encode_conversation, encode_prompt
+from training_core.models.loading import load_tokenizer
+from training_core.protocol.atomic import read_json, write_json
 from training_core.rewards.combine import RewardPart
 from training_core.rl.signal import ScoredBatch, build_signal
 from training_core.rl.trainer import CRITIC_FOLDER, PolicyTrainer
@@ -116,6 +120,20 @@ def test_a_checkpoint_without_the_critics_optimizer_is_refused(make_trainer: Any
         make_trainer(**PPO).load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["state.json", "engine.json", "critic/engine.json"])
+def test_state_of_another_version_is_refused(make_trainer: Any, tmp_path: Path, name: str) -> None:
+    """Fault 15. Whatever else is the same: this code cannot know what the other one meant by it."""
+    trainer = make_trainer(**PPO)
+    trainer.train_step(1)
+    trainer.save(tmp_path, 1)
+    state = read_json(tmp_path / name)
+    write_json(tmp_path / name, {**state, "version": state["version"] + 1})
+    with pytest.raises(ArtifactError, match="version"):
+        make_trainer(**PPO).load(tmp_path)
+    write_json(tmp_path / name, state)
+    assert make_trainer(**PPO).load(tmp_path) == 1
+
+
 def test_a_checkpoint_of_other_prompts_is_refused(make_trainer: Any, tmp_path: Path) -> None:
     """Fault 13: a position in one set of prompts means nothing in another."""
     trainer = make_trainer()
@@ -211,6 +229,11 @@ def test_the_distance_to_the_reference_is_told_by_an_estimate_that_is_never_nega
     assert metrics["kl/policy_ref_nats"] > 0.0
     assert metrics["kl/policy_ref_k1_nats"] == pytest.approx(float(log_ratio.mean()), rel=1e-3)
     assert metrics["kl/policy_ref_k1_nats"] != pytest.approx(metrics["kl/policy_ref_nats"], rel=1e-3)
+    answers = torch.where(scored.batch.mask, before.logprobs - before.reference_logprobs, 0.0).double().sum(dim=1)
+    assert metrics["kl/policy_ref_answer_nats"] == pytest.approx(float(answers.mean()), rel=1e-3)
+    error = float(answers.std()) / len(answers) ** 0.5
+    assert metrics["kl/policy_ref_answer_stderr_nats"] == pytest.approx(error, rel=1e-3)
+    assert error > 0.0
 
 
 @pytest.mark.parametrize("num_mixed", [0, 1])
@@ -238,3 +261,22 @@ def test_a_step_without_enough_mixed_groups_ends_and_trains_on_what_there_is(mak
     met = [num_mixed > 0 and bool(mixed & set(asked[i * 2 * per_round : (i + 1) * 2 * per_round])) for i in range(2)]
     assert any(met) == (num_mixed > 0)
     assert [row["train/num_updates"] for row in metrics] == [int(x) for x in met]
+
+
+def test_a_tokenizer_that_adds_bos_by_itself_adds_none_to_what_a_template_wrote(tiny_checkpoint: Path) -> None:
+    """Fault 23. Prompts, and conversations in which they must be found again, come from one renderer."""
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    bos = "<|endoftext|>"
+    tokenizer.bos_token = bos
+    special = [(bos, tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+    assert tokenizer("text")["input_ids"][0] == tokenizer.bos_token_id
+    prompt, answer = [{"role": "user", "content": "Hello"}], [{"role": "assistant", "content": "Good day"}]
+    body = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    for template, count in (("{{ bos_token }}" + body, 1), (body, 0)):
+        tokenizer.chat_template = template
+        ids = encode_prompt(tokenizer, prompt)
+        assert ids.count(tokenizer.bos_token_id) == count
+        conversation, num_prompt_tokens = encode_conversation(tokenizer, prompt, answer)
+        assert conversation[:num_prompt_tokens] == ids
+        assert conversation.count(tokenizer.bos_token_id) == count

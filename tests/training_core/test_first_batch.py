@@ -115,7 +115,7 @@ def test_a_second_score_in_the_padding_stops_the_run(monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(first_batch, "token_rewards", twice)
-    with pytest.raises(EvaluationError, match="slot 3, padding, of answer 0 is 1.000000 and must be 0.0"):
+    with pytest.raises(EvaluationError, match=r"slot 3, padding, of answer 0 is 1\.0+ and must be 0\.0"):
         check_scored(right_scored(), None)
 
 
@@ -171,7 +171,7 @@ def test_a_log_prob_that_is_no_number_stops_the_run(small_checkpoint: Path) -> N
     model = load_causal_lm(small_checkpoint)
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
-    with pytest.raises(ArtifactError, match="log-probs that are not finite.*diverged"):
+    with pytest.raises(ArtifactError, match=r"log-probs that are not finite.*diverged"):
         check_model_on(model, Layout("padded", 4, None), right_batch(), 0)
 
 

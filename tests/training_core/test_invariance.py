@@ -28,6 +28,7 @@ from invariance import (
     gradients_of,
     left_padding,
     permuted,
+    spoiled,
     widened,
 )
 
@@ -129,6 +130,7 @@ def test_gradients_do_not_depend_on_how_answers_are_laid_out(
         assert_same(gradients_of(updater, build_step_signal(updater, scored), range(number)), expected, "left padding")
     wide = build_step_signal(updater, widened(scored, 2))
     assert_same(gradients_of(updater, wide, range(number)), expected, "wider tensors of the step")
+    assert_same(gradients_of(updater, spoiled(signal), range(number)), expected, "no number under the mask")
     order = [5, 0, 8, 3, 1, 7, 2, 6, 4]
     shuffled = build_step_signal(updater, permuted(scored, order))
     assert_same(gradients_of(updater, shuffled, range(number)), expected, "another order")

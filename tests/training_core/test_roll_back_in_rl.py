@@ -81,7 +81,7 @@ def break_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_config(rl_stage: Any, action: str) -> dict[str, Any]:
-    """Return a run with all that a roll-back changes or puts back: KL coefficient, critic, replay, reward statistics."""
+    """Return a run with all that a roll-back changes or puts back: coefficient, critic, replay, reward statistics."""
     return small_config(
         rl_stage,
         reward("low_ids", scale={"kind": "running"}),

@@ -19,6 +19,8 @@ from training_core.sentinels import check_reference_is_start, check_sampler_agre
 SAMPLER_MISMATCH = "rollout/sampler_trainer_kl_nats"
 POLICY_REFERENCE_KL = "kl/policy_ref_nats"
 ANSWER_KL = "kl/policy_ref_answer_nats"
+ANSWER_KL_SQUARE = "kl/policy_ref_answer_square_mean"
+"""Kept until the step's standard error is known, and not reported."""
 
 
 def add_policy_metrics(sums: MetricSums, inputs: TokenInputs, found: TokenLosses) -> None:
@@ -60,7 +62,22 @@ def add_comparisons(
         log_ratio = masked_fill_zero(logprobs - reference_logprobs, mask).double()
         sums.add(POLICY_REFERENCE_KL, float(masked_sum(k3(log_ratio), mask)), count)
         sums.add("kl/policy_ref_k1_nats", float(masked_sum(k1(log_ratio), mask)), count)
-        sums.add(ANSWER_KL, float(masked_sum(k1(log_ratio), mask)), int(mask.any(dim=1).sum()))
+        of_answers = masked_sum(k1(log_ratio), mask, dim=1)[mask.any(dim=1)]
+        sums.add(ANSWER_KL, float(of_answers.sum()), len(of_answers))
+        sums.add(ANSWER_KL_SQUARE, float(of_answers.square().sum()), len(of_answers))
+
+
+def answer_kl_error(sums: MetricSums) -> dict[str, float]:
+    """Return the standard error of `kl/policy_ref_answer_nats`, and take what it is made of out of `sums`.
+
+    A KL below 0 is no fault when it lies within a few of them: answers are a sample. Absent for fewer than two.
+    """
+    squares = sums.sums.pop(ANSWER_KL_SQUARE, None)
+    if squares is None or squares.count < 2:
+        return {}
+    count, mean = squares.count, sums.sums[ANSWER_KL].total / squares.count
+    variance = max(squares.total - count * mean * mean, 0.0) / (count - 1)
+    return {"kl/policy_ref_answer_stderr_nats": (variance / count) ** 0.5}
 
 
 def check_comparisons(sums: MetricSums, step: int, max_sampler_trainer_kl_nats: float) -> None:

@@ -94,7 +94,9 @@ class SampledStep:
             values["rollout/greedy_reward_mean"] = sum(greedy) / len(greedy)
         if self.is_dynamic:
             values["rollout/num_rounds"] = self.num_rounds
-            values["rollout/kept_group_fraction"] = len(self.groups) / self.num_sampled_groups
+            # Where none is mixed the step has groups all the same, but nothing is learned from them.
+            num_learned = sum(group.is_mixed for group in self.groups)
+            values["rollout/kept_group_fraction"] = num_learned / self.num_sampled_groups
         return values
 
 

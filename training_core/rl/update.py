@@ -32,6 +32,7 @@ from training_core.rl.metrics import (
     add_comparisons,
     add_policy_metrics,
     advantage_metrics,
+    answer_kl_error,
     check_comparisons,
     effective_sample_fraction,
 )
@@ -136,7 +137,8 @@ class PolicyUpdater:
                 reports += [report] if report else []
             if self.critic is not None:
                 self.critic.optimizer_update(step, number, self.split(signal.batch, rows), rows, signal, sums)
-        metrics = sums.means()
+        kl_error = answer_kl_error(sums)
+        metrics = {**sums.means(), **kl_error}
         metrics.update(effective_sample_fraction(metrics))
         metrics.update(advantage_metrics(scored, signal, found))
         if self.experts is not None and self.reads_routing:
@@ -155,7 +157,7 @@ class PolicyUpdater:
 
     @property
     def has_budget(self) -> bool:
-        """Whether a KL that is only measured has a limit: a policy whose answers all score the same may be beyond it."""
+        """Whether a KL that is only measured has a limit: a policy of equal scores may be beyond it too."""
         budget = self.config.sentinels.kl_budget
         is_limited = budget.limit_nats_per_token is not None or budget.limit_nats_per_answer is not None
         is_only_measured = self.reference is not None and self.config.kl.placement == "none"
