@@ -18,10 +18,10 @@ export GX_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help setup model demo hacked test quick lint types format ui clean
+.PHONY: help setup model demo hacked test quick lint types format ui clean bench-trl bench-memory
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.installed ## Make .venv from nothing with the locked versions
 
@@ -67,9 +67,20 @@ format: setup ## Rewrite files in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench-trl: setup model .venv-trl/.installed ## A GRPO step beside TRL's: BENCH="--steps 6" and so on
+	$(BIN)/python tests/benchmarks/bench_step.py --trl-python .venv-trl/bin/python $(BENCH)
+
+.venv-trl/.installed: requirements/bench-trl.txt
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --no-deps -r requirements/bench-trl.txt
+	touch $@
+
+bench-memory: setup ## Peak memory of log-probabilities beside plain logits
+	$(BIN)/python tests/benchmarks/bench_memory.py $(BENCH)
+
 ui: setup ## MLflow and Prefect on loopback over ROOT
 	$(BIN)/tidegate ui --root $(ROOT)
 
 clean: ## Remove the environment, caches and build leftovers; keeps ROOT and .models
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build *.egg-info
+	rm -rf $(VENV) .venv-trl .bench .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -r {} +

@@ -9,16 +9,17 @@ adds to the process that holds its inputs. In float32 the gradients of both ways
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
-from processes import measure
-from shape import Events, read_events
 
 from training_core.protocol.atomic import write_json
 
@@ -44,6 +45,7 @@ def compute(options: argparse.Namespace, way: str, number_format: str, folder: P
     """Do one forward and backward pass; leave the gradients in `folder`."""
     import torch
 
+    from training_core.memory import release_free_memory
     from training_core.ops.logprobs import token_logprobs
 
     generator = torch.Generator().manual_seed(0)
@@ -56,8 +58,10 @@ def compute(options: argparse.Namespace, way: str, number_format: str, folder: P
     # What a process pays once, whatever the size: thread pools and compiled kernels.
     token_logprobs(hidden[:2], weight[:2], targets[:2] % 2, matmul_dtype=dtype)[0].sum().backward()
     hidden.grad = weight.grad = None
-    events = Events(folder / "events.jsonl")
-    events.add("begin")
+    release_free_memory()
+    # The kernel's own high-water mark, begun anew: nothing between two samples is missed.
+    Path("/proc/self/clear_refs").write_text("5")
+    start, before = time.monotonic(), status_bytes("VmRSS")
     if way == "chunked":
         logprobs, _ = token_logprobs(hidden, weight, targets, matmul_dtype=dtype, with_entropy=False)
     else:
@@ -67,7 +71,8 @@ def compute(options: argparse.Namespace, way: str, number_format: str, folder: P
         logprobs = torch.log_softmax(logits.float(), dim=-1).gather(-1, shaped_targets).flatten()
         del logits
     (logprobs * upstream).sum().backward()
-    events.add("end")
+    found = {"peak_mib": (status_bytes("VmHWM") - before) / MIB, "seconds": time.monotonic() - start}
+    (folder / "found.json").write_text(json.dumps(found))
     if number_format == "float32":
         numpy.save(folder / "hidden.npy", hidden.grad.numpy())
         numpy.save(folder / "weight.npy", weight.grad.numpy())
@@ -82,15 +87,21 @@ def run_way(options: argparse.Namespace, way: str, number_format: str, folder: P
     folder.mkdir()
     sizes = [f"--{name}={getattr(options, name)}" for name in ("vocabulary", "width", "rows", "tokens")]
     command = [sys.executable, __file__, *sizes, "--child", way, number_format, str(folder)]
-    measured = measure(command, folder / "log", {"OMP_NUM_THREADS": str(options.threads)}, interval_seconds=0.01)
-    if measured.exit_code:
-        raise SystemExit(
-            f"{way} {number_format} ended with exit code {measured.exit_code}: {(folder / 'log').read_text()}"
-        )
-    begin, end = (event["time"] for event in read_events(folder / "events.jsonl"))
-    before = [sample.rss for sample in measured.samples if sample.time <= begin]
-    peak = measured.peak_bytes("rss", begin, end)
-    return {"peak_mib": (peak - before[-1]) / MIB, "seconds": end - begin}
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": str(options.threads)}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{way} {number_format} ended with exit code {done.returncode}: {done.stderr}")
+    found: dict[str, float] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def status_bytes(name: str) -> int:
+    """Return a size of this process from /proc: VmRSS what it holds, VmHWM the most since the mark was cleared."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"this system does not report {name}")
 
 
 def difference(first: Path, second: Path) -> float:

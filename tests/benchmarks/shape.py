@@ -27,8 +27,8 @@ class Shape:
     seed: int
     engine: str = "vllm"
     """Tidegate's rollout engine. TRL's side samples with transformers' `generate` in any case."""
-    kv_cache_gib: float = 0.2
-    """Of vLLM: room for every answer of a step."""
+    kv_cache_gib: float = 0.1
+    """Of vLLM: room for all answers of a step at once (45,000 tokens a GiB for the demo's model)."""
     recompute: bool = False
     """Gradient checkpointing."""
 

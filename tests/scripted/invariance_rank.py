@@ -20,8 +20,9 @@ from invariance import GROUP_SIZE, GROUPS, Gradients, build_scored, build_step_s
 
 from training_core.rl.layouts import Layout
 
-ROWS = {2: [[0, 1, 2, 3, 4, 8], [5, 6, 7]], 3: [[1], [0, 3, 4, 5, 8], [2, 6, 7]]}
-"""Rows of each rank: unequal numbers of tokens, and groups that lie on several ranks."""
+ROWS = {2: [[0, 1, 2, 3, 4, 8], [5, 6, 7]], 3: [[4], [0, 1, 3, 5, 8], [2, 6, 7]]}
+"""Rows of each rank: unequal numbers of tokens, groups that lie on several ranks, and a rank whose only answer has no
+score: it has nothing to learn from, and must be asked for its counts all the same."""
 
 
 def summed_over(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,10 +10,13 @@ import torch
 
 from training_core.config.verifiers import MathVerifyReward
 from training_core.ops.logprobs import token_logprobs
+from training_core.preference.forward import PromptedAnswer, answer_batch
 from training_core.records import StopReason
 from training_core.rewards import mathematics
 from training_core.rewards.base import Cause, RewardContext, Scores
 from training_core.rewards.math_worker import Verdict
+from training_core.rl.layouts import Layout
+from training_core.rollout.batch import build_batch
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -34,6 +37,26 @@ def test_after_a_bfloat16_product_nothing_else_is_rounded_to_it(temperature: flo
     )
     torch.testing.assert_close(logprobs, expected.gather(1, targets[:, None])[:, 0], rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(dim=-1), rtol=0.0, atol=2e-4)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared_prompt"])
+def test_an_end_of_turn_that_is_also_the_padding_is_learned(layout: str) -> None:
+    """Fault 22: labels that were masked by their id never taught a model to stop."""
+    end = 7
+    prompts = [(1, 2, end), (1, 2, end), (3,)]
+    answers = [(4, end), (5, end, 6, end), (end,)]
+    batch = build_batch(prompts, answers, [[-1.0] * len(answer) for answer in answers])
+    learned: dict[int, list[int]] = {}
+    for micro in Layout(layout, 3, None).split(batch, [0, 1, 2], end, torch.device("cpu")):  # type: ignore[arg-type]
+        tokens = micro.scatter(micro.targets.float()).long()
+        for row, found, mask in zip(micro.rows.tolist(), tokens, micro.mask, strict=True):
+            learned[row] = found[mask].tolist()
+    assert [tuple(learned[row]) for row in range(3)] == answers
+    of_pairs = [
+        PromptedAnswer([*prompt, *answer], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    micro = answer_batch(of_pairs, end, torch.device("cpu"))
+    assert micro.targets.tolist() == [token for answer in answers for token in answer]
 
 
 def test_what_gives_no_verdict_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,28 @@ def test_a_truncated_answer_weighs_nothing_above_and_below_the_line(make_trainer
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_answers_that_the_correction_leaves_out_keep_their_place_below_the_line(make_trainer: Any) -> None:
+    """The others' gradient is as it would be if those left out had no advantage, not as if they were not there."""
+    trainer = make_trainer(
+        name="custom",
+        advantage={"kind": "remax"},
+        loss={"kind": "reinforce"},
+        aggregation={"kind": "token_mean"},
+        importance_correction={"mode": "mask"},
+        sentinels={"sampler_mismatch": {"limit_nats": 1000.0}},
+    )
+    trainer.updater._is_first = False
+    scored = scored_batch(trainer)
+    far = torch.tensor([True, False, False, True, False, False, True, False])
+    sampled = torch.where(far[:, None], scored.batch.sampler_logprobs - 3.0, scored.batch.sampler_logprobs)
+    batch = replace(scored.batch, sampler_logprobs=torch.where(scored.batch.mask, sampled, 0.0))
+    found = gradients_after(trainer, replace(scored, batch=batch))
+    without = gradients_after(trainer, replace(scored, scores=scored.scores * ~far))
+    assert max(float(gradient.abs().max()) for gradient in without.values()) > 1e-3
+    for name, gradient in without.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_each_update_of_a_step_has_the_denominator_of_its_own_answers(make_trainer: Any) -> None:
     """Fault 1: a window of sampling that is larger than that of an update."""
     trainer = make_trainer(num_minibatches=2)

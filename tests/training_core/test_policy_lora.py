@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(rl_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that prefers low ids: its frozen head can tell the two kinds apart, one of random weights cannot."""
+    """A model that prefers low ids already; from random weights adapters learned nothing on this task."""
     path = tmp_path_factory.mktemp("trained")
     rl_stage.run(path / "stage", build_small_checkpoint(path / "model"), small_config(rl_stage, num_steps=5))
     return path / "stage" / "outputs" / "policy"

@@ -38,7 +38,7 @@ from training_core.rollout.vllm import VllmEngine, receive_weights
 pytestmark = pytest.mark.vllm
 
 MAX_NEW_TOKENS = 8
-MAX_PROMPT_TOKENS = 40
+MAX_PROMPT_TOKENS = 160
 VLLM = {"engine": "vllm", "dtype": "float32", "max_new_tokens": MAX_NEW_TOKENS, "kv_cache_gib": 0.03125}
 
 
@@ -137,6 +137,23 @@ def test_contract_and_weight_transfer(engine: VllmEngine, tiny_checkpoint: Path)
             assert rollout.logprobs == pytest.approx(expected, abs=5e-3)
             assert rollout.logprobs_kind == LogprobsKind.SAMPLED
     assert len({rollout.token_ids for rollout in rollouts}) > 6
+
+
+def test_nothing_of_a_long_prompt_outlives_the_weights_that_read_it(engine: VllmEngine, tiny_checkpoint: Path) -> None:
+    """Fault 33. A cached prefix is of whole blocks, 128 tokens on a CPU: shorter prompts would show nothing."""
+    model = load_causal_lm(tiny_checkpoint)
+    prompt = tuple(300 + 7 * position % 200 for position in range(MAX_PROMPT_TOKENS))
+    request = RolloutRequest("long", 0, prompt, seed=5)
+    for version in (20, 21):
+        with torch.no_grad():
+            model.model.layers[0].mlp.down_proj.weight.add_(0.3 * (version - 20))
+        hand_over_weights(engine, list(model.named_parameters()), version)
+        for _ in range(2):
+            (rollout,) = engine.generate([request], SamplingSettings(MAX_NEW_TOKENS))
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([[*prompt, *rollout.token_ids]])).logits[0, len(prompt) - 1 : -1]
+            expected = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+            assert rollout.logprobs == pytest.approx(expected.tolist(), abs=5e-3)
 
 
 def test_answers_end_at_the_given_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

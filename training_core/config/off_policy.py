@@ -21,7 +21,10 @@ class TruncatedImportance(Config):
 
 
 class MaskedImportance(Config):
-    """Leaves out tokens (or answers) whose policy / sampler ratio is outside bounds; the others keep their ratio."""
+    """Leaves out tokens (or answers) whose policy / sampler ratio is outside bounds; the others keep their ratio.
+
+    What is left out still counts in the aggregation's denominator: nothing else gains weight by it.
+    """
 
     mode: Literal["mask"]
     """Chooses this correction: what lies outside the bounds does not count."""

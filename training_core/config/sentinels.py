@@ -141,7 +141,8 @@ class SamplerMismatchSentinel(Sentinel):
 
     action: Action = "stop"
     """What an alarm does; see the other sentinels. Default: stop, since learning from answers of another model is not
-    what the algorithm says."""
+    what the algorithm says: the step is given up before its first update, with the message in error.json and no row in
+    alarms.jsonl."""
     limit_nats: float = Field(default=0.1, gt=0.0)
     """Highest KL, nats a token. Default: 0.1, a hundred times what bfloat16 costs."""
 

@@ -36,7 +36,8 @@ def importance_weights(
 
     ratio = exp(policy - sampler) of the token or, at level `sequence`, of the whole answer (the sum over its tokens).
     Mode `truncate`: min(ratio, high), and max with `low` when given. Mode `mask`: ratio where low <= ratio <= high, 0
-    elsewhere.
+    elsewhere. A weight of 0 takes a token's loss away and not its place in the denominator: no other token gains weight
+    by it.
 
     Bounds are compared with logarithms, so no weight overflows. At level `sequence` log-ratios add up: of a long answer
     the ratio is often far from 1 though each token's is close to it, and then the weight is `high` (truncate) or 0
