@@ -72,7 +72,12 @@ class World:
             config={
                 "registry": {"model_name": NAME},
                 "tracking": {"uri": uri, "experiment": "test"},
-                "lineage": {"run_id": "run-1", "dataset_sha256": "da" * 32, "spec_hashes": {"policy": "ab12"}, **lineage},
+                "lineage": {
+                    "run_id": "run-1",
+                    "dataset_sha256": "da" * 32,
+                    "spec_hashes": {"policy": "ab12"},
+                    **lineage,
+                },
             },
             inputs={
                 "policy": Artifact(path=str(policy), sha256=path_digest(policy)),
