@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from training_core.config.algorithms import PREFERENCE_NAMES
+from training_core.config.algorithms import PREFERENCE_NAMES, unknown_gold
+from training_core.config.online import OnlineConfig
 from training_core.config.rewards import rule_conflicts
 from training_core.registry import nearest_name
 
@@ -55,14 +56,23 @@ def _algorithm_conflicts(config: PipelineConfig) -> list[str]:
         found.append(f"rewards are given, but algorithm.name {name} learns from the preferences alone: leave them out")
     if not is_online(config) and not learns_from_feedback(config) and not config.data.preferences:
         found.append(f"data.preferences is empty, but algorithm.name {name} learns from pairs: name a file of pairs")
+    if isinstance(config.algorithm, OnlineConfig) and config.rewards:
+        problem = unknown_gold(config.algorithm, config.rewards)
+        found += [problem] if problem else []
     critic = getattr(config.algorithm, "critic", None)
     if critic is not None and critic.initialise_from == "reward_model":
-        number = sum(reward.kind == "reward_model" for reward in config.rewards)
-        if number != 1:
+        models = [(index, reward) for index, reward in enumerate(config.rewards) if reward.kind == "reward_model"]
+        if len(models) != 1:
             found.append(
-                f"algorithm.critic.initialise_from is reward_model, but {number} of the rewards are of that kind. "
+                f"algorithm.critic.initialise_from is reward_model, but {len(models)} of the rewards are of that kind. "
                 "Write `initialise_from: policy`, or one reward of kind reward_model"
             )
+        for index, reward in models:
+            if reward.scale is not None and reward.scale.kind == "running":
+                found.append(
+                    f"rewards.{index}.scale is running, so the critic could not start in the reward's unit. Write "
+                    "algorithm.critic.initialise_from: policy, or a fixed scale"
+                )
     return found
 
 

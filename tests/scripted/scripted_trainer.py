@@ -22,6 +22,7 @@ HEALTHY = {
     "policy/clip_fraction": 0.01,
     "policy/entropy_nats": 1.0,
     "policy/grad_norm": 1.0,
+    "reward/error_fraction": 0.0,
     "reward/fluent_mean": 0.5,
     "reward/missing_fraction": 0.0,
     "rollout/length_mean_tokens": 20.0,

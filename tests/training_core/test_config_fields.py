@@ -126,7 +126,6 @@ def read_otherwise() -> dict[Field, str]:
 
     found: dict[Field, str] = {
         (KlInLoss, "objective"): "what is meant by the KL: checked against the estimator when the config is read",
-        (KlInReward, "objective"): "what is meant by the KL: checked against the estimator when the config is read",
     }
     for config, function, _ in registered():
         for name in inspect.signature(function).parameters:
@@ -194,9 +193,8 @@ def test_what_counts_as_reading(used: set[config_reads.Member]) -> None:
 def test_what_is_read_otherwise_is_needed(used: set[config_reads.Member]) -> None:
     """An exception that types see by now, or whose field is gone, has to go."""
     fields = all_fields()
-    for model in (KlInLoss, KlInReward):
-        assert (model, "objective") in fields
-        assert (name_of(model), "objective") not in used
+    assert (KlInLoss, "objective") in fields
+    assert (name_of(KlInLoss), "objective") not in used
 
 
 @pytest.mark.parametrize("objective", ["forward", "penalty"])

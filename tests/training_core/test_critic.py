@@ -83,15 +83,22 @@ def test_a_new_critic_says_nothing_and_can_learn(checkpoint: Path) -> None:
 def test_it_starts_as_the_reward_model(checkpoint: Path, reward: Path) -> None:
     """Fault 47: a head of noise, or other weights, where the reward model's were meant."""
     model, batch = load_reward_model(reward), batch_of()
-    for normalise, weight in ((False, 1.0), (True, 1.0), (True, 0.5), (False, 2.0)):
-        critic = critic_from_reward_model(reward, checkpoint, normalise=normalise, weight=weight)
+    plain = (0.0, 1.0)
+    for normalise, weight, scale in (
+        (False, 1.0, plain),
+        (True, 1.0, plain),
+        (True, 0.5, plain),
+        (False, 2.0, plain),
+        (False, 2.0, (10.0, 3.0)),
+    ):
+        critic = critic_from_reward_model(reward, checkpoint, normalise=normalise, weight=weight, scale=scale)
         found = values_of(critic, build_micro_batch(batch, [0, 1, 2], 3, CPU))
         for row, values in enumerate(found):
             sequence = batch.prompts[row] + batch.answers[row]
             # The value before an answer token is the score of what was written until then.
             states = [sequence[: len(batch.prompts[row]) + t] for t in range(len(batch.answers[row]))]
             scores = score_token_ids(model, states, 3)
-            expected = [weight * ((s - 0.7) / 2.5 if normalise else s) for s in scores]
+            expected = [weight * ((s - 0.7) / 2.5 if normalise else (s - scale[0]) / scale[1]) for s in scores]
             assert values == pytest.approx(expected, abs=1e-4)
             assert max(map(abs, scores)) > 0.1
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from small_tasks import build_small_checkpoint, small_config
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from training_core.errors import ArtifactError, ConfigurationError, EvaluationError
@@ -104,7 +105,9 @@ def missing_as_zero(scores: Tensor, present: Tensor, mask: Tensor, kl: Tensor | 
 )
 def test_a_reward_elsewhere_stops_the_run(monkeypatch: pytest.MonkeyPatch, wrong: Rewards, words: str) -> None:
     monkeypatch.setattr(first_batch, "token_rewards", wrong)
-    with pytest.raises(EvaluationError, match=rf"first batch: the reward of {words}.*the last token has the score"):
+    with pytest.raises(
+        EvaluationError, match=rf"first batch of this process: the reward of {words}.*the last token has the score"
+    ):
         check_scored(right_scored(), penalties())
 
 
@@ -117,6 +120,42 @@ def test_a_second_score_in_the_padding_stops_the_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(first_batch, "token_rewards", twice)
     with pytest.raises(EvaluationError, match=r"slot 3, padding, of answer 0 is 1\.0+ and must be 0\.0"):
         check_scored(right_scored(), None)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_reward_that_is_no_number_stops_the_run(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    def broken(scores: Tensor, present: Tensor, mask: Tensor, kl: Tensor | None) -> Tensor:
+        found = token_rewards(scores, present, mask, kl)
+        found[3, 1] = value
+        return found
+
+    monkeypatch.setattr(first_batch, "token_rewards", broken)
+    with pytest.raises(EvaluationError, match=rf"token 2 of 3 of answer 3 is {value} and must be 0\.0"):
+        check_scored(right_scored(), None)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_does_not_look_at_tokens_one_by_one() -> None:
+    """At 512 answers of 4096 tokens that would take a minute."""
+    counts = []
+    for size in (2, 40):
+        batch = build_batch([(5, 6)] * 4, [tuple(range(size))] * 4, [[-1.0] * size] * 4)
+        scored = right_scored(batch=batch, group_ids=torch.zeros(4, dtype=torch.long))
+        with Operations() as operations:
+            first_batch.check_rewards(scored, torch.ones(4, size, dtype=torch.float64))
+        counts.append(operations.count)
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(("slot", "marks"), [(1, 2), (0, 0)], ids=["one too long", "one too short"])

@@ -104,6 +104,12 @@ def test_algorithms_that_sample(
     check(ONLINE, written_in(tmp_path / "stage"), expected | {"reward/length_scaled_mean", "time/step_seconds"})
 
 
+def test_no_key_stands_twice_in_a_table() -> None:
+    for section in TABLES:
+        keys = keys_of(section)
+        assert sorted(set(keys)) == sorted(keys), section
+
+
 def test_rewards_that_say_why_scores_are_missing() -> None:
     scores = Scores([1.0, None, None], [None, Cause.TIMEOUT, Cause.ERROR])
     measured = MeasuredScores([1.0, 2.0, None], {"disagreement": [0.1, 0.2, None]})

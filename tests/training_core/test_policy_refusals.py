@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_stops_before_any_update(tiny_checkpoint: Path
     trainer.updater._is_first = False
     with torch.no_grad():
         trainer.updater.policy.model.norm.weight.fill_(math.nan)
-    with pytest.raises(TrainingDivergedError, match="weights were left"):
+    with pytest.raises(TrainingDivergedError, match="the loss is nan; no update was made from it"):
         trainer.updater.update(1, scored_batch(trainer), 0.0)
 
 

@@ -69,6 +69,13 @@ def test_learning_rate_zero_gives_a_bfloat16_reference_back(rl_stage: Any, tmp_p
     assert summary["weights_sha256"] == summary["reference_weights_sha256"]
 
 
+REPLAY = {"capacity_groups": 4, "groups_per_step": 1}
+CRITIC = {"initialise_from": "policy", "optimizer": {"learning_rate": 1e-3}}
+ADAPTIVE: dict[str, Any] = {
+    "placement": "reward",
+    "coefficient": 0.1,
+    "controller": {"kind": "adaptive", "target_nats": 1.0, "horizon_answers": 7},
+}
 KILL_POINTS = {
     "first step": ("score", 1),
     "after a checkpoint": ("score", 4),
@@ -164,6 +171,47 @@ def test_a_stop_gives_up_the_step_and_the_next_run_does_it_again(
         ({"group_size": 1}, "Write at least 2"),
         ({"optimizer": {"learning_rate": "1e-6"}}, "valid number"),
         ({"value_loss_coefficient": 0.1}, "Extra inputs"),
+        ({"replay": REPLAY, "kl": {"placement": "loss", "coefficient": 0.1}}, "replay brings answers of older weights"),
+        ({"name": "rloo", "replay": REPLAY}, "replay brings answers of older weights"),
+        ({"name": "ppo", "critic": CRITIC, "replay": REPLAY}, "leave replay out"),
+        ({"name": "remax", "group_size": 2, "dynamic_sampling": {}}, "they teach something"),
+        ({"name": "dapo", "kl": {"placement": "reward", "coefficient": 0.1}}, "KL in the reward would still count"),
+        ({"kl": {**ADAPTIVE, "controller": {**ADAPTIVE["controller"], "horizon_answers": 1}}}, "could reach 0"),
+        ({"name": "gspo", "importance_correction": {"mode": "truncate"}}, "level: sequence"),
+        ({"name": "ppo", "critic": {**CRITIC, "warmup_steps": 3}}, "would never learn"),
+        ({"name": "ppo", "critic": CRITIC, "kl": KLS["reward"], "advantage": {"discount": 0.9}}, "discount: 1.0"),
+        ({"name": "reinforce_plus_plus", "group_size": 1, "prompts_per_step": 1}, "whitened alone is 0"),
+        ({"name": "custom", "advantage": {"kind": "gae"}, "loss": {"kind": "reinforce"}}, "give `critic`"),
+        (
+            {
+                "name": "custom",
+                "advantage": {"kind": "leave_one_out"},
+                "loss": {"kind": "reinforce"},
+                "critic": CRITIC,
+            },
+            "reads no values",
+        ),
+        (
+            {
+                "name": "custom",
+                "advantage": {"kind": "gae"},
+                "loss": {"kind": "gspo"},
+                "critic": CRITIC,
+            },
+            "one ratio for an answer",
+        ),
+        ({"lora": {}, "experts": {}}, "take no adapter"),
+        ({"sentinels": {"kl_budget": {"limit_nats_per_token": 1.0}}}, "no KL is measured"),
+        ({"sentinels": {"proxy_up_gold_down": {"gold": "nosuch"}}}, "none of the rewards"),
+        (
+            {
+                "sentinels": {
+                    "grad_norm": {"action": "roll_back"},
+                    "roll_back": {"learning_rate_factor": 1.0},
+                }
+            },
+            "there is no KL",
+        ),
     ],
 )
 def test_bad_configs_are_refused(rl_stage: Any, algorithm: dict[str, Any], words: str) -> None:

@@ -27,6 +27,7 @@ from training_core.rl.signal import BeforeUpdates, ScoredBatch, build_signal, mi
 from training_core.rl.trainer import PolicyTrainer
 from training_core.rl.update import PolicyUpdater
 from training_core.rollout.scripted import ScriptedEngine
+from training_core.sentinels import KnobChanges
 
 AGGREGATIONS = [
     {"kind": "token_mean"},
@@ -319,3 +320,44 @@ def test_rewards_see_the_answer_as_it_was_generated(tiny_checkpoint: Path, rl_st
     requests = trainer.sampler.make_requests(1, 0, trainer.sampler.rounds(1)[0])
     assert seen["answers"] == [" a cat , and a dog ."] * len(requests)
     assert seen["sequences"] == [(*request.prompt_ids, *ids) for request in requests]
+
+
+def test_a_step_that_is_done_again_after_a_roll_back_samples_other_answers(
+    tiny_checkpoint: Path, rl_stage: Any
+) -> None:
+    trainer = build_trainer(tiny_checkpoint, rl_stage.prompts, rl_stage.config(), ScriptedEngine(answers_of, []))
+    sampler = trainer.sampler
+
+    def seeds() -> list[int]:
+        return [request.seed for request in sampler.make_requests(3, 0, sampler.rounds(3)[0])]
+
+    first = seeds()
+    trainer.change_knobs(KnobChanges(num_roll_backs=1, learning_rate_factor=0.5))
+    assert set(seeds()).isdisjoint(first)
+    trainer.change_knobs(KnobChanges())
+    assert seeds() == first
+
+
+def test_the_schedule_waits_while_the_critic_warms_up(tiny_checkpoint: Path, rl_stage: Any) -> None:
+    critic = {"initialise_from": "policy", "optimizer": {"learning_rate": 1e-3}, "warmup_steps": 2}
+    schedule = {"learning_rate": 1e-3, "schedule": {"kind": "linear"}}
+    config = rl_stage.config(name="ppo", num_steps=4, critic=critic, optimizer=schedule)
+    trainer = build_trainer(tiny_checkpoint, rl_stage.prompts, config, ScriptedEngine(answers_of, []))
+    found = [trainer.updater.update(step, scored_batch(trainer, step), 0.0)[0] for step in (1, 2, 3, 4)]
+    assert [metrics.get("train/learning_rate") for metrics in found] == [None, None, 1e-3, 5e-4]
+    assert [metrics["train/num_updates"] for metrics in found] == [0, 0, 1, 1]
+
+
+def test_baselines_that_are_all_missing_stop_the_training(tiny_checkpoint: Path, rl_stage: Any) -> None:
+    config = rl_stage.config(name="remax", group_size=2)
+    trainer = build_trainer(tiny_checkpoint, rl_stage.prompts, config, ScriptedEngine(answers_of, []))
+    calls: list[int] = []
+
+    def every_second_call(prompts: Any, answers: list[str], context: Any) -> list[float | None]:
+        calls.append(len(answers))
+        return [1.0 * index if len(calls) % 2 else None for index in range(len(answers))]
+
+    trainer.sampler.rewards = [RewardPart("some", 1.0, every_second_call)]
+    with pytest.raises(EvaluationError, match="none of the 2 most probable answers"):
+        trainer.train_step(1)
+    assert calls == [4, 2]

@@ -52,7 +52,8 @@ class PlainRows:
         self.lengths = np.array([len(row[0]) for row in rows])
         self.num_prompt_tokens = np.array([row[1] for row in rows])
         self.desirable = np.array([row[2] for row in rows])
-        self.groups = [row[3] for row in rows]
+        self.group_names = [row[3] for row in rows]
+        self.groups = np.array([self.group_names.index(row[3]) for row in rows])
         self.digest = "plain"
 
     def answer(self, index: int) -> PromptedAnswer:
@@ -218,7 +219,7 @@ def test_the_baseline_is_measured_on_answers_to_other_prompts_and_never_negative
     split = judged_split(reference, rows)
     objective = KtoObjective(make_config("kto").algorithm, scorer_of(policy))
     # Groups are g0 g0 g1 g1 g2 g2: the next answer of another group, and after the last comes the first.
-    assert split.items.partners == [2, 2, 4, 4, 0, 0]
+    assert split.items.partners.tolist() == [2, 2, 4, 4, 0, 0]
     mixed = split.items.mismatched([1])[0]
     assert mixed.ids == rows[1][0][: rows[1][1]] + rows[2][0][rows[2][1] :]
     baselines = [float(objective.prepare(split, [i], 2, lambda: None)) for i in range(NUM_PAIRS)]
@@ -231,10 +232,10 @@ def test_the_baseline_is_measured_on_answers_to_other_prompts_and_never_negative
 
 def test_partners_fit_behind_the_prompt() -> None:
     rows = [([1] * 6, 4, True, "a"), ([2] * 7, 2, True, "b"), ([3] * 5, 3, False, "c")]
-    assert find_partners(PlainRows(rows), limit=8) == [2, 2, 0]
+    assert find_partners(PlainRows(rows), limit=8).tolist() == [2, 2, 0]
     # Behind four tokens of six fit two; the only answer that short is the row's own.
     rows = [([1] * 6, 4, True, "a"), ([2] * 7, 2, True, "b")]
-    assert find_partners(PlainRows(rows), limit=6) == [-1, 0]
+    assert find_partners(PlainRows(rows), limit=6).tolist() == [-1, 0]
 
 
 def test_an_item_without_partner_is_left_out_of_the_baseline(models: tuple[Any, Any]) -> None:

@@ -15,6 +15,21 @@ from training_core.rewards.base import Cause, RewardContext, Scores
 from training_core.rewards.code_tests import CodeTest, code_of, read_tests, same_output
 from training_core.rewards.sandbox import Sandbox, SandboxOutcome
 
+FOUND_IN_MEMORY = """
+import gc, os, re, sys
+texts, frame = [], sys._getframe()
+while frame:
+    texts += [repr(dict(frame.f_locals)), repr(dict(frame.f_globals))]
+    frame = frame.f_back
+for found in gc.get_objects():
+    if isinstance(found, (dict, list, tuple)):
+        try: texts.append(repr(found))
+        except Exception: pass
+for text in re.findall("[0-9a-f]{32}", " ".join(texts)):
+    os.write(3, text.encode())
+    os._exit(0)
+"""
+"""Looks for what would prove that a check has passed."""
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 ECHO = "```python\nprint(input()[::-1])\n```"
 ECHO_TESTS = [{"stdin": "ab\n", "expected_stdout": "ba\n"}, {"stdin": "x\n", "expected_stdout": "y\n"}]
@@ -56,6 +71,9 @@ def test_a_module_is_not_run_as_a_program_and_a_program_is() -> None:
         "import sys; sys.exit()",
         "import os\nfor n in range(3, 20):\n    try: os.write(n, b'0' * 32)\n    except OSError: pass\nos._exit(0)",
         "import builtins; builtins.exec = lambda *a: None; import os; os.execv('/bin/true', ['true'])",
+        "import builtins; builtins.exec = lambda *a: None",
+        "import sys, os; f = sys._getframe(1); os.write(3, f.f_locals['proof'].encode()); os._exit(0)",
+        FOUND_IN_MEMORY,
     ],
 )
 def test_code_that_ends_early_has_not_passed(cheat: str) -> None:

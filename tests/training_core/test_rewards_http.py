@@ -105,7 +105,8 @@ def test_retry_after_is_kept_within_the_bound(server: LocalScorer, asked: str, k
     pauses: list[float] = []
     server.reply = failing_once(429, {"Retry-After": asked})
     ask(server.url, pauses=pauses)
-    assert pauses == [kept]
+    assert sum(pauses) == kept
+    assert max(pauses) <= 1.0  # A stop request is seen within a second.
 
 
 def test_retry_after_may_be_a_date() -> None:

@@ -80,15 +80,19 @@ def break_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PolicyUpdater, "micro_loss", broken)
 
 
-def broken_config(rl_stage: Any, action: str) -> dict[str, Any]:
-    """Return a run with all that a roll-back changes or puts back: coefficient, critic, replay, reward statistics."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "critic": {"name": "ppo", "critic": {"initialise_from": "policy", "optimizer": {"learning_rate": 1e-3}}},
+    "replay": {"name": "grpo", "replay": {"capacity_groups": 4, "groups_per_step": 1}},
+}
+
+
+def broken_config(rl_stage: Any, action: str, shape: str = "critic") -> dict[str, Any]:
+    """Return a run with what a roll-back changes or puts back: coefficient, reward statistics, critic or replay."""
     return small_config(
         rl_stage,
         reward("low_ids", scale={"kind": "running"}),
-        name="ppo",
-        critic={"initialise_from": "policy", "optimizer": {"learning_rate": 1e-3}},
+        **SHAPES[shape],
         kl={"placement": "reward", "coefficient": 0.05},
-        replay={"capacity_groups": 4, "groups_per_step": 1},
         micro_batch_size=8,
         checkpoint_every_steps=2,
         samples_every_steps=2,
@@ -128,12 +132,13 @@ def copy_at(
     monkeypatch.setattr(owner, method, copying)
 
 
+@pytest.mark.parametrize("shape", list(SHAPES))
 def test_it_goes_on_from_the_last_good_checkpoint_and_to_the_same_bits_from_anywhere(
-    model: Path, rl_stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, rl_stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     break_a_loss(monkeypatch)
     whole, kills = tmp_path / "whole", tmp_path / "kills"
-    config = broken_config(rl_stage, "roll_back")
+    config = broken_config(rl_stage, "roll_back", shape)
     with monkeypatch.context() as patch:
         # The steps that end: 1 2 3 | 3 4 5 6; the 4th's first try breaks.
         copy_at(patch, whole, kills, PolicyTrainer, "train_step", {3: "before", 4: "first step after", 7: "at the end"})

@@ -95,6 +95,17 @@ def test_steps_at_the_start_and_before_a_roll_back_do_not_count() -> None:
     assert alarm_steps(config_of(truncation={"patience_steps": 2}), rows, since_step=5) == [7, 8]
 
 
+def test_reward_errors_reads_the_larger_share() -> None:
+    """A part that may be skipped and always fails leaves every answer a score."""
+    rows = rows_of(reward__missing_fraction=[0.0, 0.2, 0.0, 0.0], reward__error_fraction=[0.0, 0.0, 0.3, None])
+    assert alarm_steps(SentinelsConfig(), rows) == [2, 3]
+    (alarm,) = watch(SentinelsConfig(), rows[:3], 3)
+    assert (alarm.name, alarm.value) == ("reward_errors", 0.3)
+    assert "the larger of reward/missing_fraction and reward/error_fraction is 0.3, above 0.1" in alarm.message
+    # Beyond the limit at both steps, each time by another of the two.
+    assert alarm_steps(config_of(reward_errors={"patience_steps": 2}), rows) == [3]
+
+
 def test_reward_stalled_compares_windows() -> None:
     config = config_of(reward_stalled={"window_steps": 3})
     assert alarm_steps(config, rows_of(reward__mean=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])) == []
@@ -190,7 +201,8 @@ def test_unreported_names_what_is_read_and_not_there() -> None:
     config = config_of(
         proxy_up_gold_down={"gold": "truth"}, kl_budget={"limit_nats_per_token": 1.0}, truncation={"action": "off"}
     )
-    everything = dict.fromkeys([*METRICS.values(), "kl/policy_ref_nats", "reward/truth_mean"], 0.0)
+    others = ["kl/policy_ref_nats", "reward/truth_mean", "reward/missing_fraction", "reward/error_fraction"]
+    everything = dict.fromkeys([*METRICS.values(), *others], 0.0)
     assert unreported(config, everything) == {}
     assert unreported(config, {"reward/mean": 0.0})["proxy_up_gold_down"] == "reward/truth_mean"
     assert "truncation" not in unreported(config, {})

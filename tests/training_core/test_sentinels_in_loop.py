@@ -63,6 +63,7 @@ PROVOCATIONS = [
     Provocation("length_drift", {"num_first_steps": 3}, {"rollout/length_mean_tokens": 41.0}, 6),
     Provocation("length_drift", {"num_first_steps": 3, "limit_ratio": 3.0}, {"rollout/length_mean_tokens": 6.0}, 6),
     Provocation("reward_errors", {}, {"reward/missing_fraction": 0.25}, 4),
+    Provocation("reward_errors", {}, {"reward/error_fraction": 0.25}, 4),
     Provocation("sampler_mismatch", {}, {"rollout/sampler_trainer_kl_nats": 0.2}, 4),
     Provocation(
         "proxy_up_gold_down", {"gold": "fluent", "window_steps": 5}, {}, 5, slope={"reward/fluent_mean": -0.01}

@@ -18,6 +18,11 @@ class _Advantage(Config):
         return False
 
     @property
+    def is_relative(self) -> bool:
+        """Whether a group of equal scores teaches nothing."""
+        return False
+
+    @property
     def is_per_token(self) -> bool:
         """Whether tokens of one answer may differ in what they are worth."""
         return False
@@ -40,6 +45,10 @@ class _Advantage(Config):
 class _GroupAdvantage(_Advantage):
     @property
     def needs_groups(self) -> bool:
+        return True
+
+    @property
+    def is_relative(self) -> bool:
         return True
 
 
@@ -86,6 +95,11 @@ class ReinforcePlusPlusBaseline(_GroupAdvantage):
     """Factor a token by which later rewards count less. Default: 1, as the paper."""
 
     @property
+    def is_relative(self) -> bool:
+        # Whitened over the batch, a group of equal scores gets minus the batch's mean.
+        return False
+
+    @property
     def is_per_token(self) -> bool:
         return True
 
@@ -129,7 +143,7 @@ class Gae(_Advantage):
         return True
 
 
-class CustomAdvantage(_GroupAdvantage):
+class CustomAdvantage(_Advantage):
     """An estimator of your own, without a fork."""
 
     kind: Literal["custom"]
@@ -138,8 +152,26 @@ class CustomAdvantage(_GroupAdvantage):
     """`package.module:function`; called as `function(inputs, **parameters)` with an `EstimatorInputs`, it returns one
     value an answer [N] or one a token [N, T]. With `kl.placement: reward` it has to subtract `inputs.kl_penalties`
     itself. See training_core/ops/advantages.py."""
+    reads_values: bool = False
+    """Give `inputs.values`, for which the algorithm needs a `critic`. It learns the `returns` of the `Advantages` that
+    the function then has to return. Default: false."""
+    reads_greedy_scores: bool = False
+    """Give `inputs.baseline_scores`: each prompt's most probable answer is sampled and scored too. Default: false."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the function."""
+
+    @property
+    def is_relative(self) -> bool:
+        # Only its author knows; who asks for dynamic sampling says so.
+        return True
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.reads_values
+
+    @property
+    def needs_greedy_answer(self) -> bool:
+        return self.reads_greedy_scores
 
 
 GroupAdvantageConfig = Annotated[GroupNormalised | GroupCentred, Field(discriminator="kind")]

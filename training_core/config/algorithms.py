@@ -247,3 +247,20 @@ class PolicyStageConfig(Config):
     def _rules_fit(self) -> PolicyStageConfig:
         check_rules_fit(self.rewards, self.rollout.max_new_tokens)
         return self
+
+    @model_validator(mode="after")
+    def _gold_is_a_reward(self) -> PolicyStageConfig:
+        if problem := unknown_gold(self.algorithm, self.rewards):
+            raise ValueError(problem)
+        return self
+
+
+def unknown_gold(algorithm: OnlineConfig, rewards: list[RewardConfig]) -> str | None:
+    """Return what is wrong with the part that a sentinel takes for what is really wanted, or None."""
+    gold, names = algorithm.sentinels.proxy_up_gold_down.gold, [reward.part_name for reward in rewards]
+    if gold is None or gold in names:
+        return None
+    return (
+        f"algorithm.sentinels.proxy_up_gold_down.gold is {gold!r}, which is none of the rewards: {', '.join(names)}. "
+        "Add it with weight 0 to be measured only, or name one of them"
+    )

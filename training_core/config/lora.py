@@ -23,8 +23,8 @@ class LoraConfig(Config):
     """Strength of the adapters: scale = alpha / rank. Default: 32 (same source)."""
     target_modules: Literal["all_linear"] | list[str] = "all_linear"
     """Linear layers of the decoder that get an adapter: all of them, or those with these names (the last part of the
-    module's path, `q_proj` say). The output head and the embeddings never do. Default: all_linear; adapters on
-    attention alone learn worse (same source)."""
+    module's path, `q_proj` say). The output head and the embeddings never do, nor a mixture's experts and routers.
+    Default: all_linear; adapters on attention alone learn worse (same source)."""
     rank_stabilised: bool = False
     """Take scale = alpha / sqrt(rank), so that a large rank does not shrink what it learns (Kalajdzievski 2023, arXiv
     2312.03732). Default: false, the scale of the first paper."""

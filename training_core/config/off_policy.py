@@ -40,28 +40,38 @@ ImportanceConfig = Annotated[TruncatedImportance | MaskedImportance, Field(discr
 
 
 class UniformSampling(Config):
-    """Every kept group is as likely as any other."""
+    """Every kept group is as likely as any other, and comes at most once in a step."""
 
     kind: Literal["uniform"] = "uniform"
     """Chooses this sampling: all alike."""
 
 
 class PrioritisedSampling(Config):
-    """Groups with larger advantages are more likely, and count less for it (Schaul et al. 2016, arXiv 1511.05952)."""
+    """Groups with larger advantages are more likely, and count less for it (Schaul et al. 2016, arXiv 1511.05952).
+
+    Each of a step's draws is from all kept groups: one may come twice. A group's priority is its mean absolute
+    advantage when it was last learned from. Of n groups, one drawn with probability p weighs (n p)^-correction. The
+    paper's division by the largest weight is left out: replay would count less the more the priorities differ. Where no
+    more groups are kept than wanted, all come once and weigh 1.
+    """
 
     kind: Literal["prioritised"]
     """Chooses this sampling: by mean absolute advantage."""
     exponent: float = Field(default=0.6, ge=0.0, le=1.0)
-    """A group's probability goes with its priority to this power; 0 is uniform. Default: the paper's."""
+    """A group's probability goes with its priority to this power; 0 makes all alike. Default: the paper's."""
     correction: float = Field(default=1.0, ge=0.0, le=1.0)
-    """How much of the bias its weight takes back, 1 all of it. Default: 1, the paper's value at the end of training."""
+    """How much of the bias its weight takes back; 1 all of it: the weighted policy loss, summed over drawn groups, is
+    expected to be that of uniform draws. Default: 1, the paper's value at the end of training."""
 
 
 ReplaySampling = Annotated[UniformSampling | PrioritisedSampling, Field(discriminator="kind")]
 
 
 class ReplayConfig(Config):
-    """Learn from groups of earlier steps too; their ratio is to the policy that sampled them."""
+    """Learn from groups of earlier steps too; their ratio is to the policy that sampled them.
+
+    Groups without any advantage (all scores equal, say) are not kept: they teach nothing.
+    """
 
     capacity_groups: int = Field(ge=1)
     """Groups kept; the oldest leave first. No default: it is memory against variety."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -11,10 +10,11 @@ from training_core.config.advantages import AdvantageConfig
 from training_core.config.aggregation import AggregationConfig, TokenMean
 from training_core.config.base import Config
 from training_core.config.critic import CriticConfig
-from training_core.config.kl import KlConfig, KlInLoss, NoKl
+from training_core.config.kl import KlConfig, NoKl
 from training_core.config.lora import LoraConfig
 from training_core.config.moe import MoeConfig
 from training_core.config.off_policy import DynamicSamplingConfig, ImportanceConfig, ReplayConfig
+from training_core.config.online_conflicts import first_conflict
 from training_core.config.optimizer import OptimizerConfig
 from training_core.config.policy_losses import PolicyLossConfig
 from training_core.config.sentinels import SentinelsConfig
@@ -79,7 +79,8 @@ class OnlineConfig(Config):
     keep_last_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints kept; each holds weights and optimizer state, 12 bytes a parameter. Default: 2."""
     keep_best_checkpoints: int = Field(default=0, ge=0)
-    """Checkpoints kept for their mean reward, besides the last ones. Default: 0."""
+    """Checkpoints kept for their mean reward, besides the last ones: that of the step before them, whose answers are of
+    the weights before its last update. Default: 0."""
     samples_every_steps: int = Field(default=10, ge=1)
     """Steps between rows of sample answers in samples.jsonl. Default: 10."""
     sentinels: SentinelsConfig = SentinelsConfig()
@@ -90,10 +91,10 @@ class OnlineConfig(Config):
     loss: PolicyLossConfig
 
     @property
-    def max_mismatch_nats(self) -> float:
-        """The most that sampler and trainer may differ before anything is learned, nats a token."""
-        sentinel = self.sentinels.sampler_mismatch
-        return sentinel.limit_nats if sentinel.action == "stop" else math.inf
+    def max_answers_per_step(self) -> int:
+        """The most answers that a step samples, further prompts of dynamic sampling included."""
+        rounds = self.dynamic_sampling.max_rounds if self.dynamic_sampling else 1
+        return self.prompts_per_step * self.group_size * rounds
 
     @property
     def critic_config(self) -> CriticConfig | None:
@@ -101,72 +102,17 @@ class OnlineConfig(Config):
         return getattr(self, "critic", None)
 
     @property
+    def num_warmup_steps(self) -> int:
+        """First steps in which only the critic learns."""
+        return 0 if self.critic_config is None else self.critic_config.warmup_steps
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one rollout."""
         return self.num_epochs * self.num_minibatches
 
     @model_validator(mode="after")
-    def _groups_fill_minibatches(self) -> OnlineConfig:
-        if self.num_minibatches > self.prompts_per_step:
-            raise ValueError(
-                f"num_minibatches ({self.num_minibatches}) must be at most prompts_per_step ({self.prompts_per_step}): "
-                "groups are not split"
-            )
-        if self.advantage.needs_groups and self.group_size < 2:
-            raise ValueError(
-                f"group_size is {self.group_size}, but advantage.kind {self.advantage.kind} compares the answers to a "
-                "prompt with each other. Write at least 2"
-            )
-        if self.dynamic_sampling is not None and self.group_size < 2:
-            raise ValueError("dynamic_sampling looks at differences within a group: group_size must be at least 2")
-        return self
-
-    @model_validator(mode="after")
-    def _gradient_survives_several_updates(self) -> OnlineConfig:
-        how_many = (
-            f"num_epochs ({self.num_epochs}) times num_minibatches ({self.num_minibatches}) makes "
-            f"{self.updates_per_step}"
-        )
-        if self.updates_per_step > 1 and isinstance(self.kl, KlInLoss) and self.kl.needs_one_update:
-            raise ValueError(
-                f"kl.estimator {self.kl.estimator} has the gradient of the reverse KL only with one update a rollout, "
-                f"and {how_many}. Set kl.estimator: k3_ratio, which corrects for the policy having moved"
-            )
-        if not self.loss.corrects_for_movement and (self.updates_per_step > 1 or self.replay is not None):
-            why = how_many if self.updates_per_step > 1 else "replay brings answers of older weights"
-            raise ValueError(
-                f"loss.kind {self.loss.kind} is right only while the policy is the one that sampled, and {why}. Choose "
-                "a loss with a ratio: clipped_surrogate, or importance_weighted in `name: custom`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_ratio_needs_one_advantage(self) -> OnlineConfig:
-        if self.loss.is_per_answer and self.advantage.is_per_token:
-            raise ValueError(
-                f"loss.kind {self.loss.kind} has one ratio for an answer, but advantage.kind {self.advantage.kind} "
-                "gives each token its own. Take gspo_token or clipped_surrogate"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _controller_cannot_overshoot(self) -> OnlineConfig:
-        controller = getattr(self.kl, "controller", None)
-        horizon = getattr(controller, "horizon_answers", None)
-        answers = self.prompts_per_step * self.group_size
-        if horizon is not None and answers >= 5 * horizon:
-            raise ValueError(
-                f"kl.controller.horizon_answers is {horizon}, but a step has {answers} answers: the coefficient could "
-                f"reach 0 in one step. Write at least {answers // 5 + 1}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _critic_where_it_is_read(self) -> OnlineConfig:
-        if self.advantage.needs_critic and self.critic_config is None:
-            raise ValueError("advantage.kind gae reads a critic's values: give `critic`")
-        if self.critic_config is not None and not self.advantage.needs_critic:
-            raise ValueError(
-                f"critic is given, but advantage.kind {self.advantage.kind} reads no values. Leave it out, or take gae"
-            )
+    def _parts_fit_together(self) -> OnlineConfig:
+        if problem := first_conflict(self):
+            raise ValueError(problem)
         return self

@@ -27,7 +27,9 @@ class RunningScale(Config):
     """`(score - mean) / std` over all present scores of the run so far, those of the same step included.
 
     The moments are updated first and the step's scores then scaled with them. Missing scores do not enter. While all
-    scores seen are equal, the standard deviation counts as 1: they become 0. The moments are part of a checkpoint.
+    scores seen are equal, the standard deviation counts as 1: they become 0. The moments are part of a checkpoint. With
+    dynamic sampling they are updated after each rollout of a step, so that groups of its later rounds are scaled with
+    other moments than those of its first.
     """
 
     kind: Literal["running"]

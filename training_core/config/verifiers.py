@@ -74,8 +74,11 @@ class CodeTestsReward(RewardPartConfig):
     The sandbox is a Linux process in its own session, with user, mount, process, network and IPC namespaces: no
     network, a file system that is read-only except for an empty working directory in memory, no other processes, an
     empty environment. It holds honest mistakes and a policy's tricks, not an attacker who knows the kernel's faults.
-    The code can read what this user can read. It shares a process with an assertion, so it can find the text of one, or
-    define objects that equal everything; what `expected_stdout` says never reaches it.
+    The code can read what this user can read.
+
+    Prefer tests with `expected_stdout`: what it says never reaches the code. A test in Python runs beside the answer in
+    one process, so code that sets out to can fool it: it can find the test's text, define objects that equal
+    everything, or say what the process says once a test has passed. Only ending early is held back.
     """
 
     kind: Literal["code_tests"]

@@ -184,6 +184,16 @@ class TokenTable(Generic[Row]):
         """Return the prompt groups of the rows, each once."""
         return {value for batch in self._batches for value in batch.column("group_id").unique().to_pylist()}
 
+    def group_numbers(self) -> tuple[NDArray[np.int64], list[str]]:
+        """Return each row's prompt group as a number, int64 [rows], and the group that each number stands for."""
+        numbers: dict[str, int] = {}
+        found = [np.zeros(0, np.int64)]
+        for batch in self._batches:
+            encoded = batch.column("group_id").dictionary_encode()
+            of_batch = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
+            found.append(np.array(of_batch, np.int64)[encoded.indices.to_numpy()])
+        return np.concatenate(found), list(numbers)
+
     def _locate(self, index: int) -> tuple[pyarrow.RecordBatch, int]:
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):

@@ -78,20 +78,26 @@ def new_critic(model_directory: Path) -> ValueModel:
 
 
 def critic_from_reward_model(
-    reward_directory: Path, policy_directory: Path, *, normalise: bool, weight: float = 1.0
+    reward_directory: Path,
+    policy_directory: Path,
+    *,
+    normalise: bool,
+    weight: float = 1.0,
+    scale: tuple[float, float] = (0.0, 1.0),
 ) -> ValueModel:
     """Return a critic that starts as the reward model: its value of a state is the reward for ending there.
 
-    value = weight * (reading - score_mean) / score_std with `normalise`, else weight * reading: the units of the reward
-    that the policy is trained on, as far as they are fixed beforehand. A bound on the reward (`clip`) does not bound
-    values, and a running `scale` of the reward is not known here. Of an ensemble it is the first member, on the
-    ensemble's scale.
+    value = weight * (reading - score_mean) / score_std with `normalise`, else weight * (reading - mean) / std of the
+    fixed scale: the units of the reward that the policy is trained on. A bound on the reward (`clip`) does not bound
+    values; a running `scale` is refused with the config. Of an ensemble it is the first member, on the ensemble's
+    scale.
 
     Args:
         reward_directory: written by the reward model's stage.
         policy_directory: the policy's checkpoint, for its tokenizer.
         normalise: as in the config of the reward.
         weight: of the reward model among the parts of the reward.
+        scale: (mean, std) of the reward's fixed scale.
 
     Raises:
         ConfigurationError: the policy's tokenizer is another one: its ids would mean nothing to the critic.
@@ -104,6 +110,8 @@ def critic_from_reward_model(
         )
     reward = load_reward_model(member_directories(reward_directory)[0]).float()
     factor, offset = reward_units(reward, reward_directory, normalise=normalise)
+    mean, std = scale
+    factor, offset = factor / std, (offset - mean) / std
     critic = ValueModel(reward.backbone)
     with torch.no_grad():
         critic.head.weight.copy_(reward.head.weight * (weight * factor))

@@ -13,6 +13,7 @@ from torch import Tensor
 from training_core.data.tables import ORIGIN_KEY, FeedbackTable, PairTable
 from training_core.errors import DataError
 from training_core.preference.forward import PromptedAnswer
+from training_core.preference.partners import next_fitting
 
 Indices = Sequence[int]
 
@@ -67,7 +68,9 @@ class JudgedSource(Protocol):
     lengths: NDArray[np.int64]
     num_prompt_tokens: NDArray[np.int64]
     desirable: NDArray[np.bool_]
-    groups: list[str]
+    groups: NDArray[np.int64]
+    """The prompt group of each row, as a place in `group_names`."""
+    group_names: list[str]
     digest: str
 
     def answer(self, index: int) -> PromptedAnswer: ...
@@ -88,7 +91,8 @@ class FeedbackSource:
         self.desirable = labels[self.rows] == 1.0
         self.lengths = table.lengths[self.rows]
         self.num_prompt_tokens = table.numbers("num_prompt_tokens")[self.rows].astype(np.int64)
-        self.groups = [table.cell("group_id", int(row)) for row in self.rows]
+        groups, self.group_names = table.group_numbers()
+        self.groups = groups[self.rows]
         self.digest = table_digest(table)
 
     def answer(self, index: int) -> PromptedAnswer:
@@ -105,7 +109,8 @@ class TakenApartSource:
         self.desirable = np.arange(2 * count) < count
         self.lengths = np.concatenate([table.chosen.lengths, table.rejected.lengths])
         self.num_prompt_tokens = np.tile(table.numbers("num_prompt_tokens").astype(np.int64), 2)
-        self.groups = 2 * [table.cell("group_id", row) for row in range(count)]
+        groups, self.group_names = table.group_numbers()
+        self.groups = np.tile(groups, 2)
         self.digest = table_digest(table)
 
     def answer(self, index: int) -> PromptedAnswer:
@@ -135,7 +140,7 @@ class JudgedItems:
         return [self._mismatched(index) for index in indices]
 
     def _mismatched(self, index: int) -> PromptedAnswer:
-        own, partner = self.source.answer(index), self.partners[index]
+        own, partner = self.source.answer(index), int(self.partners[index])
         if partner < 0:
             return own
         other = self.source.answer(partner)
@@ -146,12 +151,12 @@ class JudgedItems:
         return [self.answers(indices), self.mismatched(indices)]
 
     def group_ids(self) -> set[str]:
-        return set(self.source.groups)
+        return {self.source.group_names[number] for number in np.unique(self.source.groups).tolist()}
 
 
-def find_partners(source: JudgedSource, limit: int) -> list[int]:
+def find_partners(source: JudgedSource, limit: int) -> NDArray[np.int64]:
     """Return for each row the next one (after the last comes the first) that answers another prompt and whose answer
-    fits behind this row's prompt; -1 where no answer does.
+    fits behind this row's prompt, int64 [rows]; -1 where no answer does.
 
     A function of the data alone: neither steps nor micro-batches change it, so the reference's log-probabilities can be
     computed once.
@@ -160,19 +165,13 @@ def find_partners(source: JudgedSource, limit: int) -> list[int]:
         DataError: all rows answer the same prompt.
     """
     groups, count = source.groups, len(source.groups)
-    if len(set(groups)) < 2:
+    if len(np.unique(groups)) < 2:
         raise DataError(
-            f"all {count} answers belong to one prompt (group {groups[0]!r}). KTO compares answers with those of other "
-            "prompts: it needs at least two"
+            f"all {count} answers belong to one prompt (group {source.group_names[int(groups[0])]!r}). KTO compares "
+            "answers with those of other prompts: it needs at least two"
         )
-    answer_lengths = (source.lengths - source.num_prompt_tokens).tolist()
-    shortest = min(answer_lengths)
-    partners = []
-    for row, room in enumerate((limit - source.num_prompt_tokens).tolist()):
-        others = ((row + offset) % count for offset in range(1, count if shortest <= room else 1))
-        fitting = (other for other in others if answer_lengths[other] <= room and groups[other] != groups[row])
-        partners.append(next(fitting, -1))
-    return partners
+    lengths = (source.lengths - source.num_prompt_tokens).astype(np.int64)
+    return next_fitting(lengths, (limit - source.num_prompt_tokens).astype(np.int64), groups)
 
 
 def table_digest(table: PairTable | FeedbackTable) -> str:

@@ -66,6 +66,10 @@ class MeasuredScores(list[float | None]):
         self.measures = dict(measures)
 
 
+def no_poll() -> None:
+    """Do nothing: nobody asks for a stop."""
+
+
 @dataclass(frozen=True)
 class RewardContext:
     """What a reward may know about the answers besides their text; every list has one entry an answer."""
@@ -80,6 +84,9 @@ class RewardContext:
     sequences: Sequence[Sequence[int]] = ()
     """Prompt and answer in the policy's token ids exactly as sampled, the end-of-turn token included where the answer
     has one. Given in training; empty for the gold metrics of an evaluation, whose models may have other tokenizers."""
+    poll: Callable[[], None] = no_poll
+    """To be called every second or so by a reward that takes long, in the thread that called the reward. What it raises
+    (a stop request, for example) ends the scoring: let it through, and leave no process behind."""
 
 
 RewardFunction = Callable[[Sequence[Sequence[Message]], Sequence[str], RewardContext], list[float | None]]

@@ -6,14 +6,15 @@ import logging
 import re
 import textwrap
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, Literal
 
 from training_core.config.verifiers import CodeTestsReward
 from training_core.records import Message
 from training_core.rewards.base import Cause, RewardContext, RewardFunction, Scores
 from training_core.rewards.matching import Judgement, as_scores
+from training_core.rewards.polling import map_polled
 from training_core.rewards.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,9 @@ def same_output(output: str, expected: str) -> bool:
     return lines(output) == lines(expected)
 
 
-def passed(test: CodeTest, code: str, sandbox: Sandbox) -> bool | Cause:
+def passed(test: CodeTest, code: str, sandbox: Sandbox, stop: Event) -> bool | Cause:
     """Return whether code passes one test, or why that is not known."""
-    outcome = sandbox.run(code, stdin=test.stdin, check=test.check)
+    outcome = sandbox.run(code, stdin=test.stdin, check=test.check, stop=stop)
     if outcome.status == "timeout":
         return Cause.TIMEOUT
     if outcome.status in ("error", "refused"):
@@ -106,7 +107,7 @@ def passed(test: CodeTest, code: str, sandbox: Sandbox) -> bool | Cause:
     return outcome.detail == "0" and same_output(outcome.output, test.expected_stdout)
 
 
-def judge_code(code: str | None, value: Any, sandbox: Sandbox, config: CodeTestsReward) -> Judgement:
+def judge_code(code: str | None, value: Any, sandbox: Sandbox, config: CodeTestsReward, stop: Event) -> Judgement:
     """Return an answer's score, or why it has none.
 
     Args:
@@ -114,6 +115,10 @@ def judge_code(code: str | None, value: Any, sandbox: Sandbox, config: CodeTests
         value: the row's tests as they stand in `extra`.
         sandbox: runs the code.
         config: how tests add up.
+        stop: ends a test under way.
+
+    Raises:
+        StoppedError: `stop` is set.
     """
     if value is None:
         return Cause.NO_REFERENCE
@@ -124,7 +129,7 @@ def judge_code(code: str | None, value: Any, sandbox: Sandbox, config: CodeTests
         return 0.0
     num_passed = 0
     for test in tests:
-        found = passed(test, code, sandbox)
+        found = passed(test, code, sandbox, stop)
         if isinstance(found, Cause):
             return found
         num_passed += found
@@ -139,11 +144,12 @@ def build_code_tests(config: CodeTestsReward) -> RewardFunction:
     """
     sandbox = Sandbox(config)
 
-    def one(answer: str, extra: dict[str, Any]) -> Judgement:
-        return judge_code(code_of(answer, config.code), extra.get(config.tests_key), sandbox, config)
+    def one(item: tuple[str, dict[str, Any]], stop: Event) -> Judgement:
+        answer, extra = item
+        return judge_code(code_of(answer, config.code), extra.get(config.tests_key), sandbox, config, stop)
 
     def score(prompts: Sequence[Sequence[Message]], answers: Sequence[str], context: RewardContext) -> Scores:
-        with ThreadPoolExecutor(config.num_workers, "code-tests") as threads:
-            return as_scores(list(threads.map(one, answers, context.extras)))
+        items = list(zip(answers, context.extras, strict=True))
+        return as_scores(map_polled(one, items, config.num_workers, context.poll, "code-tests"))
 
     return score

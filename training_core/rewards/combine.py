@@ -166,8 +166,12 @@ def score_answers(
     Raises:
         EvaluationError: a part returned another number of scores, or a score that is not finite.
         ValueError: a part has a running scale and there is no state.
+        What `context.poll` raises: it is called before each part, and by parts that take long.
     """
-    found = {part.name: part.function(prompts, answers, context) for part in parts}
+    found = {}
+    for part in parts:
+        context.poll()
+        found[part.name] = part.function(prompts, answers, context)
     scores = {part.name: checked_scores(part, found[part.name], answers) for part in parts}
     before = {} if state is None else state.moments
     moments = dict(before)

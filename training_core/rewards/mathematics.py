@@ -77,7 +77,7 @@ def build_math_verify(config: MathVerifyReward) -> RewardFunction:
             for answer, reference in zip(answers, references, strict=True)
             if reference is not None
         ]
-        replies = iter(pool.map(requests, config.timeout_seconds))
+        replies = iter(pool.map(requests, config.timeout_seconds, context.poll))
         return as_scores(
             [Cause.NO_REFERENCE if reference is None else JUDGEMENTS[next(replies)] for reference in references]
         )

@@ -17,7 +17,8 @@ import httpx
 from training_core.config.verifiers import HttpReward
 from training_core.errors import ConfigurationError, EvaluationError, ServerUnreachableError
 from training_core.records import Message
-from training_core.rewards.base import Cause, RewardContext, RewardFunction, Scores
+from training_core.rewards.base import Cause, RewardContext, RewardFunction, Scores, no_poll
+from training_core.rewards.polling import sleep_polled
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class RemoteScorer:
     Args:
         config: address, batches, retries.
         token: bearer token; None for none.
-        sleep: waits between tries.
+        sleep: waits between tries, for a second at most each time.
     """
 
     def __init__(self, config: HttpReward, token: str | None, sleep: Sleep = time.sleep) -> None:
@@ -109,29 +110,37 @@ class RemoteScorer:
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.sleep = sleep
 
-    def score(self, items: Sequence[dict[str, Any]]) -> Scores:
+    def score(self, items: Sequence[dict[str, Any]], poll: Callable[[], None] = no_poll) -> Scores:
         """Return one score an item.
+
+        Args:
+            items: one an answer.
+            poll: called before each try and every second between tries; a request under way is waited for.
 
         Raises:
             ServerUnreachableError: no answer after the last retry, and the config says to stop then.
             ConfigurationError: the server refuses the request for what it is (a 3xx or 4xx status).
             EvaluationError: its answer cannot be used.
+            What `poll` raises.
         """
         values: list[float | None] = []
         causes: list[Cause | None] = []
         with httpx.Client(timeout=self.config.timeout_seconds, headers=self.headers) as client:
             for start in range(0, len(items), self.config.batch_size):
                 batch = items[start : start + self.config.batch_size]
-                found = self.ask(client, batch)
+                found = self.ask(client, batch, poll)
                 values += [None] * len(batch) if isinstance(found, Cause) else found
                 causes += [found if isinstance(found, Cause) else None] * len(batch)
         return Scores(values, causes)
 
-    def ask(self, client: httpx.Client, batch: Sequence[dict[str, Any]]) -> list[float | None] | Cause:
+    def ask(
+        self, client: httpx.Client, batch: Sequence[dict[str, Any]], poll: Callable[[], None]
+    ) -> list[float | None] | Cause:
         url, reason, cause = self.config.url, "", Cause.ERROR
         content = request_content(batch)
         for attempt in range(self.config.max_retries + 1):
             retry_after = None
+            poll()
             try:
                 response = client.post(url, content=content, headers={"Content-Type": "application/json"})
             except httpx.TimeoutException as error:
@@ -147,7 +156,7 @@ class RemoteScorer:
             if attempt < self.config.max_retries:
                 pause = pause_seconds(attempt + 1, retry_after, self.config)
                 logger.warning("%s: %s; try %d in %.1f s", url, reason, attempt + 2, pause)
-                self.sleep(pause)
+                sleep_polled(pause, poll, self.sleep)
         if self.config.on_failure == "stop":
             raise ServerUnreachableError(
                 f"the scorer at {url} gave no scores after {self.config.max_retries + 1} tries: {reason}. Start it (or "
@@ -192,7 +201,8 @@ def build_http(config: HttpReward) -> RewardFunction:
             [
                 {"prompt": [message.model_dump(mode="json") for message in prompt], "answer": answer, "extra": extra}
                 for prompt, answer, extra in zip(prompts, answers, context.extras, strict=True)
-            ]
+            ],
+            context.poll,
         )
 
     return score

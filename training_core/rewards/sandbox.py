@@ -10,17 +10,19 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
 from training_core.config.verifiers import CodeTestsReward
 from training_core.errors import ConfigurationError
+from training_core.rewards.polling import POLL_SECONDS, StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -93,21 +95,24 @@ class Sandbox:
                 f"Raise its limits, and make {sys.base_prefix} readable for all: for root the code runs as another user"
             )
 
-    def run(self, code: str, *, stdin: str = "", check: str | None = None) -> SandboxOutcome:
+    def run(self, code: str, *, stdin: str = "", check: str | None = None, stop: Event | None = None) -> SandboxOutcome:
         """Run a program to its end or its limits; nothing of it is left afterwards.
 
         Args:
             code: Python, run as a program, or as a module when there is a check.
             stdin: its standard input.
             check: Python that runs after it in the same module.
+            stop: ends it when set.
+
+        Raises:
+            StoppedError: `stop` is set.
         """
         with tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as directory:
             job: dict[str, Any] = {name: getattr(self.config, name) for name in LIMITS}
             job |= {"code": code, "stdin": stdin, "check": check, "directory": directory, "isolated": self.isolated}
-            job["proof"] = secrets.token_hex(16)
-            return self.communicate(json.dumps(job).encode(), directory)
+            return self.communicate(json.dumps(job).encode(), directory, Event() if stop is None else stop)
 
-    def communicate(self, job: bytes, directory: str) -> SandboxOutcome:
+    def communicate(self, job: bytes, directory: str, stop: Event) -> SandboxOutcome:
         # -P: the folder of the script is not where the code's imports are looked up.
         options = ["-s", "-P", "-B", "-X", "utf8", *([] if self.config.packages else ["-S"])]
         process = subprocess.Popen(
@@ -121,7 +126,7 @@ class Sandbox:
         )
         try:
             limit = self.config.timeout_seconds + GRACE_SECONDS
-            output, errors = process.communicate(job, timeout=limit)
+            output, errors = wait_for(process, job, limit, stop)
         except subprocess.TimeoutExpired:
             return SandboxOutcome("error", detail=f"the sandbox itself did not end within {limit:.0f} s")
         finally:
@@ -136,3 +141,22 @@ class Sandbox:
             return SandboxOutcome(**json.loads(output))
         except (ValueError, TypeError):
             return SandboxOutcome("error", detail=errors.decode("utf-8", "replace").strip()[-500:] or "no report")
+
+
+def wait_for(process: subprocess.Popen[bytes], given: bytes, limit_seconds: float, stop: Event) -> tuple[bytes, bytes]:
+    """Return what a process wrote until it ended.
+
+    Raises:
+        StoppedError: `stop` is set.
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    deadline = time.monotonic() + limit_seconds
+    rest: bytes | None = given
+    while not stop.is_set():
+        try:
+            return process.communicate(rest, timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise
+            rest = None  # The first call's input is still being sent; it may not be given again.
+    raise StoppedError

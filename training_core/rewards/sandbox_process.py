@@ -10,6 +10,7 @@ one watches, as reaper of all that the code starts.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -41,6 +42,9 @@ TICK_SECONDS = {True: 0.01, False: 0.05}
 """Between two looks at the processes, by whether these are all in a namespace of their own: else they are many."""
 PROOF = 3
 """The descriptor on which the code's process says that a check came to its end."""
+SECRET = 4
+"""The descriptor on which it is then told what to repeat: before that nothing in the process knows it."""
+REQUEST = b"?"
 PAGE_BYTES = resource.getpagesize()
 
 
@@ -204,9 +208,10 @@ def report(status: str, output: bytes = b"", proved: bool = False, detail: str =
     print(json.dumps({"status": status, "output": text, "proved": proved, "detail": detail}), flush=True)
 
 
-def watch(child: int, output: int, proof: int, job: dict[str, Any]) -> None:
+def watch(child: int, output: int, proof: int, secret: int, job: dict[str, Any]) -> None:
     """Wait for the code's end or the first limit that it crosses, end what it started, and report."""
     deadline = time.monotonic() + job["timeout_seconds"]
+    expected = b""
     received = {output: b"", proof: b""}
     status = detail = ""
     with selectors.DefaultSelector() as selector:
@@ -218,6 +223,9 @@ def watch(child: int, output: int, proof: int, job: dict[str, Any]) -> None:
             for key, _ in selector.select(0 if pid else TICK_SECONDS[job["isolated"]]):
                 chunk = os.read(key.fd, 65536)
                 received[key.fd] += chunk
+                if key.fd == proof and chunk and not expected:
+                    expected = os.urandom(16).hex().encode()
+                    os.write(secret, expected)
                 if not chunk:
                     selector.unregister(key.fd)
             if pid == child:
@@ -233,7 +241,7 @@ def watch(child: int, output: int, proof: int, job: dict[str, Any]) -> None:
             received[descriptor] += chunk
     if status == "ended" and len(received[output]) > job["max_output_bytes"]:
         status, detail = "limit", "output"
-    proved = received[proof].decode("utf-8", "replace") == job["proof"]
+    proved = bool(expected) and received[proof] == REQUEST + expected
     report(status, received[output][: job["max_output_bytes"]], proved, detail)
 
 
@@ -282,7 +290,7 @@ def set_limits(job: dict[str, Any]) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def become_program(job: dict[str, Any], output: int, proof: int) -> None:
+def become_program(job: dict[str, Any], output: int, proof: int, secret: int) -> None:
     """Set this process up as the one that runs the code: descriptors, limits, no privileges."""
     given = os.memfd_create("stdin")
     rest = job["stdin"].encode()
@@ -292,8 +300,11 @@ def become_program(job: dict[str, Any], output: int, proof: int) -> None:
     os.dup2(given, 0)
     os.dup2(output, 1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    # Above all others first: either may be where the other one goes.
+    proof, secret = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in (proof, secret))
     os.dup2(proof, PROOF)
-    os.closerange(PROOF + 1, 256)
+    os.dup2(secret, SECRET)
+    os.closerange(SECRET + 1, 256)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 -- for as long as the program runs
     set_limits(job)
     # Files of root's stay readable for the one whom root's code runs as, the interpreter's above all.
@@ -303,34 +314,40 @@ def become_program(job: dict[str, Any], output: int, proof: int) -> None:
 
 
 def run_code(job: dict[str, Any]) -> None:
-    """Run the code as a program, or the code and then a check in the same module, and say that both came to an end."""
-    proof, check_code = job.pop("proof"), job.pop("check")
+    """Run the code as a program, or the code and then a check in the same module, and say that both came to an end.
+
+    What proves that is asked for after both: no frame and no object holds it while the code can look for it. A thread
+    or a replaced function that the code leaves behind can still do what is done here.
+    """
+    check_code = job.pop("check")
+    # Taken before the code can put others in their place.
+    execute, assemble, read, write = exec, compile, os.read, os.write
     # A check imports what the code defines: the part of it that runs as a program stays out.
     module = types.ModuleType("__main__" if check_code is None else "answer")
     sys.modules[module.__name__] = module
     sys.argv = ["answer.py"]
     sys.path.insert(0, job["directory"])
-    exec(compile(job["code"], "answer.py", "exec"), module.__dict__)
+    execute(assemble(job["code"], "answer.py", "exec"), module.__dict__)
     if check_code is not None:
-        exec(compile(check_code, "check.py", "exec"), module.__dict__)
-        os.write(PROOF, proof.encode())
+        execute(assemble(check_code, "check.py", "exec"), module.__dict__)
+        write(PROOF, REQUEST)
+        write(PROOF, read(SECRET, 64))
 
 
 def run_watched(job: dict[str, Any]) -> None:
     """Run the code in a child, and watch it; returns in both."""
     if job["isolated"]:
         isolate_files(job["directory"], job["max_disk_bytes"], job["user"])
-    output, proof = os.pipe(), os.pipe()
+    output, proof, secret = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(output[0])
-        os.close(proof[0])
-        become_program(job, output[1], proof[1])
+        become_program(job, output[1], proof[1], secret[0])
         run_code(job)
         return
-    os.close(output[1])
-    os.close(proof[1])
-    watch(child, output[0], proof[0], job)
+    for descriptor in (output[1], proof[1]):
+        os.close(descriptor)
+    # The watcher keeps the end to read the secret from, so that writing it never meets a closed pipe.
+    watch(child, output[0], proof[0], secret[1], job)
 
 
 def main() -> None:

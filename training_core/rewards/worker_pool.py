@@ -15,12 +15,13 @@ import signal
 import subprocess
 import time
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any
 
 from training_core.errors import TemporaryError
-from training_core.rewards.base import Cause
+from training_core.rewards.base import Cause, no_poll
+from training_core.rewards.polling import POLL_SECONDS, StoppedError, map_polled
 
 START_SECONDS = 180.0
 """Longest wait for a new process; importing a large library on a busy machine takes a while."""
@@ -33,12 +34,14 @@ class Worker:
     Args:
         command: starts it; its first line out must be `"ready"`.
         environment: all of its environment variables.
+        stop: ends every wait for the process when set.
 
     Raises:
         TemporaryError: it did not start.
+        StoppedError: `stop` is set.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], stop: Event) -> None:
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -48,18 +51,26 @@ class Worker:
             start_new_session=True,
         )
         self.received = b""
-        if self.receive(START_SECONDS) != "ready":
+        try:
+            first = self.receive(START_SECONDS, stop)
+        except StoppedError:
+            self.end()
+            raise
+        if first != "ready":
             self.end()
             raise TemporaryError(
                 f"`{' '.join(command)}` did not start: it ended, or was not ready within {START_SECONDS:.0f} s "
                 f"(status {self.process.returncode}). Run it by hand to see why"
             )
 
-    def ask(self, request: Any, timeout_seconds: float) -> Any:
+    def ask(self, request: Any, timeout_seconds: float, stop: Event) -> Any:
         """Return the reply to a request, or why there is none; after that the process must be ended.
 
         Returns:
             The reply; Cause.TIMEOUT, or Cause.ERROR when the process died.
+
+        Raises:
+            StoppedError: `stop` is set; the process must be ended.
         """
         assert self.process.stdin is not None
         try:
@@ -67,16 +78,21 @@ class Worker:
             self.process.stdin.flush()
         except OSError:
             return Cause.ERROR
-        return self.receive(timeout_seconds)
+        return self.receive(timeout_seconds, stop)
 
-    def receive(self, timeout_seconds: float) -> Any:
+    def receive(self, timeout_seconds: float, stop: Event) -> Any:
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while b"\n" not in self.received:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return Cause.TIMEOUT
+                if stop.is_set():
+                    raise StoppedError
+                rest = max(0.0, deadline - time.monotonic())
+                if not selector.select(min(rest, POLL_SECONDS)):
+                    if rest <= POLL_SECONDS:
+                        return Cause.TIMEOUT
+                    continue
                 chunk = os.read(self.process.stdout.fileno(), CHUNK_BYTES)
                 if not chunk:
                     return Cause.ERROR
@@ -111,29 +127,36 @@ class WorkerPool:
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         weakref.finalize(self, end_all, self.idle)
 
-    def map(self, requests: Sequence[Any], timeout_seconds: float) -> list[Any]:
+    def map(self, requests: Sequence[Any], timeout_seconds: float, poll: Callable[[], None] = no_poll) -> list[Any]:
         """Return the reply to each request in order, or why there is none: Cause.TIMEOUT or Cause.ERROR.
 
         Args:
             requests: JSON-able.
             timeout_seconds: wall-clock limit on each of them. Starting a process does not count.
+            poll: called between replies and about every quarter of a second. What it raises ends all processes.
 
         Raises:
             TemporaryError: a process did not start.
+            What `poll` raises.
         """
-        if not requests:
-            return []
-        with ThreadPoolExecutor(min(self.num_workers, len(requests)), "reward-worker") as threads:
-            return list(threads.map(lambda request: self.ask(request, timeout_seconds), requests))
 
-    def ask(self, request: Any, timeout_seconds: float) -> Any:
+        def one(request: Any, stop: Event) -> Any:
+            return self.ask(request, timeout_seconds, stop)
+
+        try:
+            return map_polled(one, requests, self.num_workers, poll, "reward-worker")
+        except BaseException:
+            end_all(self.idle)
+            raise
+
+    def ask(self, request: Any, timeout_seconds: float, stop: Event) -> Any:
         try:
             worker = self.idle.get_nowait()
         except queue.Empty:
-            worker = Worker(self.command, self.environment)
+            worker = Worker(self.command, self.environment, stop)
         reply: Any = Cause.ERROR
         try:
-            reply = worker.ask(request, timeout_seconds)
+            reply = worker.ask(request, timeout_seconds, stop)
         finally:
             # Also when a stop request arrives in between: a process that still works on this must not get the next.
             if isinstance(reply, Cause):

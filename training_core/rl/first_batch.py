@@ -1,4 +1,5 @@
-"""Checks of the first batch of a run, before anything is learned from it. Each names what is wrong and stops the run.
+"""Checks of the first batch of a process (a new run or a resumed one), before anything is learned from it. Each names
+what is wrong and stops the run.
 
 They compare what training is about to use with what it must be, computed again in the plainest way: scores sit on the
 last answer token, the other tokens' rewards are the KL term alone, the mask covers answers and nothing else, and a
@@ -9,8 +10,6 @@ Shapes: N answers of the step, T longest answer.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -23,10 +22,12 @@ from training_core.rl.layouts import Layout
 from training_core.rl.signal import ScoredBatch
 from training_core.rollout.batch import MicroBatch, TrajectoryBatch
 
+HERE = "first batch of this process"
+"""A resumed run's is not that of the run."""
 MAX_BATCH_DIFFERENCE_NATS = 1e-3
 """A log-prob in float32 may differ by this much between batches: sums in another order."""
 MAX_REWARD_DIFFERENCE = 1e-9
-"""Rewards are float64 sums of two numbers."""
+"""Rewards are float64 sums of two numbers; of larger ones than 1 it is a share."""
 
 
 def check_model_on(model: PreTrainedModel, layout: Layout, batch: TrajectoryBatch, pad_token_id: int) -> None:
@@ -60,7 +61,7 @@ def check_targets(micro: MicroBatch, batch: TrajectoryBatch) -> None:
         counted = micro.mask[index].cpu()
         if not (int(counted.sum()) == len(answer) and torch.equal(found[index][counted], answer)):
             raise ArtifactError(
-                f"first batch: the mask of answer {row} does not cover its {len(answer)} tokens and nothing else. "
+                f"{HERE}: the mask of answer {row} does not cover its {len(answer)} tokens and nothing else. "
                 "Training would learn from other tokens than the policy chose"
             )
 
@@ -82,7 +83,7 @@ def check_batch_invariance(model: PreTrainedModel, together: MicroBatch, alone: 
         worst = max(worst, float((here - expected[0]).abs().max()))
     if not worst <= MAX_BATCH_DIFFERENCE_NATS:
         raise ConfigurationError(
-            f"first batch: in {type(model).__name__}, log-probs of an answer change by up to {worst:.4f} nats a token "
+            f"{HERE}: in {type(model).__name__}, log-probs of an answer change by up to {worst:.4f} nats a token "
             f"when another answer is in its batch (rounding: at most {MAX_BATCH_DIFFERENCE_NATS}), so ratios would "
             "measure the batch. Set algorithm.micro_batch_size: 1, or use a model that keeps the rows of a batch apart"
         )
@@ -101,14 +102,14 @@ def check_scored(scored: ScoredBatch, kl_penalties: Tensor | None) -> None:
     if not torch.equal(batch.mask, expected):
         row = int((batch.mask != expected).any(dim=1).nonzero()[0])
         raise ArtifactError(
-            f"first batch: answer {row} has {int(lengths[row])} tokens, its mask marks {int(batch.mask[row].sum())} "
+            f"{HERE}: answer {row} has {int(lengths[row])} tokens, its mask marks {int(batch.mask[row].sum())} "
             "slots or others than the first. Training would learn from other tokens than the policy chose"
         )
     prompt_of: dict[int, tuple[int, ...]] = {}
     for group, prompt in zip(scored.group_ids.tolist(), batch.prompts, strict=True):
         if prompt_of.setdefault(group, prompt) != prompt:
             raise ArtifactError(
-                f"first batch: group {group} holds answers to different prompts, so their scores would be compared "
+                f"{HERE}: group {group} holds answers to different prompts, so their scores would be compared "
                 "with each other"
             )
     check_rewards(scored, kl_penalties)
@@ -122,15 +123,21 @@ def check_rewards(scored: ScoredBatch, kl_penalties: Tensor | None) -> None:
     """
     mask = scored.batch.mask
     found = token_rewards(scored.scores, scored.present, mask, kl_penalties)
-    for row, answer in enumerate(scored.batch.answers):
-        is_present = bool(scored.present[row])
-        for slot in range(mask.shape[1]):
-            wanted = float(scored.scores[row]) if is_present and slot == len(answer) - 1 else 0.0
-            if kl_penalties is not None and is_present and slot < len(answer):
-                wanted -= float(kl_penalties[row, slot])
-            if not math.isclose(float(found[row, slot]), wanted, abs_tol=MAX_REWARD_DIFFERENCE):
-                where = f"token {slot + 1} of {len(answer)}" if slot < len(answer) else f"slot {slot + 1}, padding,"
-                raise EvaluationError(
-                    f"first batch: the reward of {where} of answer {row} is {float(found[row, slot]):.6f} and must be "
-                    f"{wanted:.6f}: the last token has the score, and each token its own KL term"
-                )
+    lengths = torch.tensor([len(answer) for answer in scored.batch.answers])
+    counted = (torch.arange(mask.shape[1])[None, :] < lengths[:, None]) & scored.present[:, None]
+    wanted = torch.zeros(mask.shape, dtype=torch.float64)
+    rows = (scored.present & (lengths > 0)).nonzero()[:, 0]
+    wanted[rows, lengths[rows] - 1] = scored.scores[rows].double()
+    if kl_penalties is not None:
+        wanted -= kl_penalties.double().where(counted, 0.0)
+    allowed = MAX_REWARD_DIFFERENCE * torch.maximum(found.abs(), wanted.abs()).clamp(min=1.0)
+    is_wrong = ~(found.isfinite() & ((found - wanted).abs() <= allowed))
+    if not bool(is_wrong.any()):
+        return
+    row, slot = is_wrong.nonzero()[0].tolist()
+    length = int(lengths[row])
+    where = f"token {slot + 1} of {length}" if slot < length else f"slot {slot + 1}, padding,"
+    raise EvaluationError(
+        f"{HERE}: the reward of {where} of answer {row} is {float(found[row, slot]):.6f} and must "
+        f"be {float(wanted[row, slot]):.6f}: the last token has the score, and each token its own KL term"
+    )

@@ -31,18 +31,21 @@ def add_policy_metrics(sums: MetricSums, inputs: TokenInputs, found: TokenLosses
     sums.add("policy/clip_fraction", int((found.is_clipped & mask).sum()), count)
     sums.add("policy/ratio_mean", float(masked_sum(ratio.double(), mask)), count)
     if found.importance is not None:
-        parts = effective_sample_parts(found.importance, mask)
+        # Replayed answers are not corrected: their weight of 1 would say that the engine agrees.
+        fresh = mask if inputs.is_fresh is None else mask & inputs.is_fresh[:, None]
+        parts = effective_sample_parts(found.importance, fresh)
         sums.add("importance/weight_mean", parts.sum_weights, parts.count)
         sums.add("importance/weight_square_mean", parts.sum_squares, parts.count)
 
 
+def fresh_tokens(scored: ScoredBatch) -> Tensor:
+    """Return [N, T] bool: the tokens of answers sampled in this step, truncated ones too: the policy of now."""
+    mask = scored.batch.mask
+    return mask if scored.is_replayed is None else mask & ~scored.is_replayed[:, None]
+
+
 def add_comparisons(
-    sums: MetricSums,
-    logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    reference_logprobs: Tensor | None,
-    mask: Tensor,
-    is_fresh: Tensor | None = None,
+    sums: MetricSums, logprobs: Tensor, sampler_logprobs: Tensor, reference_logprobs: Tensor | None, mask: Tensor
 ) -> None:
     """Add what compares the policy that sampled with the engine's log-probs and with the reference; all [B, t].
 
@@ -51,13 +54,11 @@ def add_comparisons(
         logprobs: of the policy before the first update.
         sampler_logprobs: of the engine.
         reference_logprobs: None without a reference.
-        mask: tokens that count.
-        is_fresh: [B] bool: rows sampled in this step, the only ones compared with the engine; None for all.
+        mask: tokens sampled in this step: over another policy's answers the estimates are of nothing.
     """
     count = int(mask.sum())
-    fresh = mask if is_fresh is None else mask & is_fresh[:, None]
-    mismatch = masked_fill_zero(sampler_logprobs - logprobs, fresh).double()
-    sums.add(SAMPLER_MISMATCH, float(masked_sum(k3(mismatch), fresh)), int(fresh.sum()))
+    mismatch = masked_fill_zero(sampler_logprobs - logprobs, mask).double()
+    sums.add(SAMPLER_MISMATCH, float(masked_sum(k3(mismatch), mask)), count)
     if reference_logprobs is not None:
         log_ratio = masked_fill_zero(logprobs - reference_logprobs, mask).double()
         sums.add(POLICY_REFERENCE_KL, float(masked_sum(k3(log_ratio), mask)), count)
@@ -105,6 +106,7 @@ def advantage_metrics(scored: ScoredBatch, signal: Signal, found: Advantages) ->
         "rollout/zero_variance_group_fraction": found.num_zero_variance_groups / max(found.num_groups, 1),
         "rollout/singleton_group_fraction": found.num_singletons / max(found.num_groups, 1),
     }
+    result["advantage/left_out_fraction"] = found.num_without_score / len(scored.batch)
     present = scored.present
     if int(present.sum()) > 1:
         scores, groups = scored.scores[present], scored.group_ids[present]

@@ -64,7 +64,10 @@ def _custom_advantages(function: Callable[..., Any], name: str, inputs: Estimato
     values = masked_fill_zero(values, answers.mask)
     if not bool(torch.isfinite(values).all()):
         raise EvaluationError(f"advantage {name} returned a value that is not finite for a token that counts")
-    return replace(found, advantages=values) if isinstance(found, Advantages) else answers.result(values)
+    result = replace(found, advantages=values) if isinstance(found, Advantages) else answers.result(values)
+    if inputs.values is not None and result.returns is None:
+        raise EvaluationError(f"advantage {name} reads the critic's values: return an Advantages with `returns` for it")
+    return result
 
 
 def _custom_loss(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from training_core.config.off_policy import PrioritisedSampling, ReplayConfig
 from training_core.errors import ArtifactError
 from training_core.protocol.atomic import read_json, write_json
@@ -15,8 +17,6 @@ from training_core.records import Record, StopReason
 from training_core.seeding import derive_seed
 
 REPLAY_FILE = "replay.json"
-MIN_PRIORITY = 1e-6
-"""A group without advantages could else never be drawn, and its weight would be infinite."""
 
 
 class KeptAnswer(Record):
@@ -38,8 +38,8 @@ class KeptGroup(Record):
     prompt_ids: list[int]
     answers: list[KeptAnswer]
     baseline_score: float | None = None
-    priority: float
-    """Mean absolute advantage when it was last learned from."""
+    priority: float = Field(gt=0.0, allow_inf_nan=False)
+    """Mean absolute advantage, over all tokens of its answers, when it was last learned from."""
 
 
 class _Saved(Record):
@@ -51,13 +51,18 @@ class _Saved(Record):
 class Drawn:
     """Groups for one step, and what their policy loss counts."""
 
-    groups: list[KeptGroup]
-    weights: list[float]
+    groups: Sequence[KeptGroup] = ()
+    weights: Sequence[float] = ()
+    places: Sequence[int] = ()
+    """Of the groups in the buffer, as it is until the next groups are added."""
 
 
 @dataclass
 class ReplayBuffer:
-    """Groups in the order in which they came; what may be drawn at a step is a function of the step."""
+    """Groups in the order in which they came; what may be drawn at a step is a function of the step.
+
+    Groups without an advantage are not kept: they teach nothing, and no probability fits them.
+    """
 
     config: ReplayConfig
     groups: list[KeptGroup] = field(default_factory=list)
@@ -71,24 +76,38 @@ class ReplayBuffer:
         self.groups = [group for group in self.groups if step - group.step <= self.config.max_staleness_steps]
 
     def draw(self, step: int, seed: int) -> Drawn:
-        """Return groups for step `step`, each at most once, with their weights; fewer when there are fewer.
+        """Return groups for step `step` with their weights.
 
-        Prioritised: group i is drawn with probability p_i = priority_i^exponent / sum, one after another without
-        replacement; its weight is (n * p_i)^-correction over the largest such weight (Schaul et al. 2016, section 3.4).
+        Uniform: each at most once, weight 1. Prioritised: drawn as `preferences` says, each draw from all of the n kept
+        ones, so that one may come twice. Where no more are kept than wanted there is no choice: all, once, weight 1.
         """
         self.drop_stale(step)
         number = min(self.config.groups_per_step, len(self.groups))
         generator = random.Random(derive_seed(seed, "replay", step))
-        sampling = self.config.sampling
-        if not isinstance(sampling, PrioritisedSampling):
-            chosen = generator.sample(range(len(self.groups)), number)
-            return Drawn([self.groups[i] for i in chosen], [1.0] * number)
-        rates = [max(group.priority, MIN_PRIORITY) ** sampling.exponent for group in self.groups]
-        total, count = sum(rates), len(rates)
-        chosen = _without_replacement(rates, number, generator)
-        raw = [(count * rates[i] / total) ** -sampling.correction for i in chosen]
-        largest = max(raw, default=1.0)
-        return Drawn([self.groups[i] for i in chosen], [weight / largest for weight in raw])
+        sampling, everywhere = self.config.sampling, range(len(self.groups))
+        if isinstance(sampling, PrioritisedSampling) and number < len(self.groups):
+            probabilities, weights = preferences([group.priority for group in self.groups], sampling)
+            places = generator.choices(everywhere, weights=probabilities, k=number)
+        else:
+            weights = [1.0] * len(self.groups)
+            places = generator.sample(everywhere, number)
+        return Drawn([self.groups[i] for i in places], [weights[i] for i in places], places)
+
+    def learned(self, drawn: Drawn, priorities: Sequence[float]) -> None:
+        """Take over what drawn groups' advantages were in the step that learned from them; before `add`.
+
+        Those whose advantages have all become 0 leave.
+
+        Args:
+            drawn: of the latest `draw`.
+            priorities: the mean absolute advantage of each, 0 or more.
+        """
+        latest = dict(zip(drawn.places, priorities, strict=True))
+        updated = [
+            group.model_copy(update={"priority": latest.get(place, group.priority)})
+            for place, group in enumerate(self.groups)
+        ]
+        self.groups = [group for group in updated if group.priority > 0.0]
 
     def save(self, directory: Path) -> None:
         write_json(directory / REPLAY_FILE, _Saved(groups=self.groups).model_dump(mode="json"))
@@ -112,10 +131,24 @@ class ReplayBuffer:
         return values
 
 
-def _without_replacement(rates: Sequence[float], number: int, generator: random.Random) -> list[int]:
-    left = list(range(len(rates)))
-    chosen = []
-    for _ in range(number):
-        (position,) = generator.choices(range(len(left)), weights=[rates[i] for i in left])
-        chosen.append(left.pop(position))
-    return chosen
+def preferences(priorities: Sequence[float], sampling: PrioritisedSampling) -> tuple[list[float], list[float]]:
+    """Return how likely each of n groups is in a draw with replacement, and what weighs its policy loss.
+
+    p_i = priority_i^exponent / sum_j priority_j^exponent;  w_i = (n * p_i)^-correction.
+
+    The weights are not divided by the largest one (Schaul et al. do): with correction 1 the expected weighted mean over
+    draws is then the plain mean over the n groups, whatever the priorities; a divisor would make replay count less the
+    more the priorities differ. They need no bound: a seldom drawn group has a large weight on small advantages, and
+    w_i * priority_i = priority_i^(1 - exponent * correction) * (mean_j priority_j^exponent)^correction is at most the
+    largest priority. (Advantages that depend on more than the group's own scores may have moved since.)
+
+    Source:
+        Schaul et al. 2016, arXiv 1511.05952, equation 1 and section 3.4.
+
+    >>> preferences([1.0, 3.0], PrioritisedSampling(kind="prioritised", exponent=1.0, correction=1.0))
+    ([0.25, 0.75], [2.0, 0.6666666666666666])
+    """
+    rates = [priority**sampling.exponent for priority in priorities]
+    total = sum(rates)
+    probabilities = [rate / total for rate in rates]
+    return probabilities, [(len(rates) * p) ** -sampling.correction for p in probabilities]

@@ -74,6 +74,8 @@ class SampledStep:
     reward_state: RewardState
     rollouts: list[Rollout]
     """All of them."""
+    num_without_baseline: int | None = None
+    """Sampled groups whose most probable answer has no score; None where none is sampled."""
     is_dynamic: bool = False
     """Whether groups without a difference in scores are replaced."""
 
@@ -90,6 +92,8 @@ class SampledStep:
             "rollout/truncated_fraction": num_truncated / count,
         }
         greedy = [group.baseline_score for group in self.groups if group.baseline_score is not None]
+        if self.num_without_baseline is not None:
+            values["reward/greedy_missing_fraction"] = self.num_without_baseline / self.num_sampled_groups
         if greedy:
             values["rollout/greedy_reward_mean"] = sum(greedy) / len(greedy)
         if self.is_dynamic:
@@ -112,6 +116,7 @@ class Sampler:
         tokenizer: turns answers into text.
         prompts: to train on.
         seed: the run's.
+        attempt: how often training was rolled back: a step that is done again samples other answers.
         poll: called between tokens; what it raises ends the step.
         on_phase: told what was just finished ("rollout", "reward"), for the clock.
     """
@@ -123,6 +128,7 @@ class Sampler:
     tokenizer: PreTrainedTokenizerBase
     prompts: Prompts
     seed: int
+    attempt: int = field(default=0, kw_only=True)
     poll: Callable[[], None]
     on_phase: Callable[[str], None] = field(default=lambda _: None)
 
@@ -157,7 +163,21 @@ class Sampler:
         chosen = (kept or sampled)[:wanted]
         rollouts = [rollout for group in sampled for rollout in group.rollouts]
         combined = joined(scores)
-        return SampledStep(chosen, rounds, len(sampled), combined, state, rollouts, is_dynamic=dynamic is not None)
+        return SampledStep(
+            chosen,
+            rounds,
+            len(sampled),
+            combined,
+            state,
+            rollouts,
+            num_without_baseline=self.count_missing_baselines(sampled),
+            is_dynamic=dynamic is not None,
+        )
+
+    def count_missing_baselines(self, groups: Sequence[ScoredGroup]) -> int | None:
+        if not self.config.advantage.needs_greedy_answer:
+            return None
+        return sum(group.baseline_score is None for group in groups)
 
     def rounds(self, step: int) -> list[list[int]]:
         """Return the prompts of each round of step `step`: the epoch's next ones, then others in an order of the step's
@@ -216,7 +236,8 @@ class Sampler:
         requests = []
         for number, index in enumerate(indices, start=num_before):
             for sample in range(size):
-                seed = derive_seed(self.seed, "rollout", step, number * size + sample)
+                again = [self.attempt] if self.attempt else []
+                seed = derive_seed(self.seed, "rollout", step, number * size + sample, *again)
                 prompt = self.prompts.rows[index].prompt_id
                 requests.append(RolloutRequest(prompt, sample, self.prompts.token_ids[index], seed))
         return requests
@@ -252,6 +273,7 @@ class Sampler:
             sequences=[
                 request.prompt_ids + rollout.token_ids for request, rollout in zip(requests, rollouts, strict=True)
             ],
+            poll=self.poll,
         )
         prompts = [row.prompt for row in rows]
         scores, after = score_answers(self.rewards, prompts, texts, context, state, update=not frozen)

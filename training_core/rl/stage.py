@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from training_core.config.algorithms import PolicyStageConfig
 from training_core.config.kl import KlInLoss
 from training_core.config.online import OnlineConfig
+from training_core.config.reward_parts import FixedScale
 from training_core.config.rewards import RewardConfig, RewardModelReward
 from training_core.data.prompts import read_prompts
 from training_core.engines.single import SingleProcessEngine, group_of
@@ -30,6 +31,7 @@ from training_core.models.loading import (
     training_device,
 )
 from training_core.models.lora import attach_lora
+from training_core.models.moe import is_moe
 from training_core.models.recomputation import recompute_layers
 from training_core.protocol.context import StageContext
 from training_core.protocol.digests import config_digest, weights_digest
@@ -126,6 +128,8 @@ def build_policy(algorithm: OnlineConfig, model_directory: Path, seed: int) -> P
     policy: Any = load_causal_lm(model_directory, torch.float32).to(training_device())  # type: ignore[arg-type]
     if algorithm.lora is not None:
         policy = attach_lora(policy, algorithm.lora, seed)
+        if is_moe(policy):
+            logger.warning("adapters go to linear layers: the experts and routers of %s stay as they are", type(policy))
     if algorithm.gradient_checkpointing:
         recompute_layers(policy)
     return policy  # type: ignore[no-any-return]
@@ -165,7 +169,11 @@ def build_critic(context: StageContext, config: PolicyStageConfig) -> CriticUpda
     else:
         (reward,) = [part for part in config.rewards if isinstance(part, RewardModelReward)]
         model = critic_from_reward_model(
-            context.input_path("reward_model"), directory, normalise=reward.normalise, weight=reward.weight
+            context.input_path("reward_model"),
+            directory,
+            normalise=reward.normalise,
+            weight=reward.weight,
+            scale=(reward.scale.mean, reward.scale.std) if isinstance(reward.scale, FixedScale) else (0.0, 1.0),
         )
     model = model.to(training_device())
     if critic.lora is not None:
@@ -202,7 +210,8 @@ def warn_of_approximations(algorithm: OnlineConfig) -> None:
 
 
 def build_optimizer(algorithm: OnlineConfig, policy: PreTrainedModel) -> SingleProcessEngine:
-    num_updates = algorithm.num_steps * algorithm.updates_per_step
+    # While the critic warms up, the policy's schedule waits.
+    num_updates = (algorithm.num_steps - algorithm.num_warmup_steps) * algorithm.updates_per_step
     group = group_of("policy", policy, algorithm.optimizer.learning_rate)
     return SingleProcessEngine([group], algorithm.optimizer, num_updates, algorithm.autocast)
 

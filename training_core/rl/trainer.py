@@ -26,7 +26,7 @@ from training_core.rl.state import TrainerState, load_state
 from training_core.rl.update import PolicyUpdater
 from training_core.rollout.base import NamedTensors
 from training_core.rollout.batch import build_batch
-from training_core.sentinels import KnobChanges, check_any_score
+from training_core.sentinels import KnobChanges, check_any_baseline, check_any_score
 
 CRITIC_FOLDER = "critic"
 
@@ -81,7 +81,9 @@ class PolicyTrainer:
         clock.lap("time/sync_seconds")
         sampled = self.sampler.sample(step, report, self.reward_state)
         check_any_score(sampled.scores.num_missing, len(sampled.rollouts), step)
-        drawn = Drawn([], []) if self.replay is None else self.replay.draw(step, self.updater.around.seed)
+        if sampled.num_without_baseline is not None:
+            check_any_baseline(sampled.num_without_baseline, sampled.num_sampled_groups, step)
+        drawn = Drawn() if self.replay is None else self.replay.draw(step, self.updater.around.seed)
         coefficient = self.kl_coefficient * self.knobs.kl_coefficient_factor
         release_free_memory()
         scored = scored_batch(sampled.groups, drawn, with_baselines=self.config.advantage.needs_greedy_answer)
@@ -93,7 +95,11 @@ class PolicyTrainer:
         metrics = {**sampled.metrics(), **trained, **self.kl_metrics(coefficient)}
         if self.replay is not None:
             metrics.update(self.replay.metrics(step, drawn))
-            self.replay.add(kept_groups(step, sampled.groups, advantages))
+            if self.config.mask_truncated:  # Cut answers have advantages, but nothing is learned from them.
+                advantages = advantages.masked_fill(scored.is_truncated[:, None], 0.0)
+            priorities = group_priorities(scored.batch.mask, scored.group_ids, advantages)
+            self.replay.learned(drawn, priorities[len(sampled.groups) :])
+            self.replay.add(kept_groups(step, sampled.groups, priorities[: len(sampled.groups)]))
         self.follow_kl(metrics, len(sampled.rollouts))
         num_tokens = sum(len(rollout.token_ids) for rollout in sampled.rollouts)
         speed = {"rollout/tokens_per_second": num_tokens / max(clock.seconds["time/rollout_seconds"], 1e-9)}
@@ -126,6 +132,7 @@ class PolicyTrainer:
     def change_knobs(self, changes: KnobChanges) -> None:
         """Put what a roll-back changes in force, in place of what was."""
         self.knobs = changes
+        self.sampler.attempt = changes.num_roll_backs
         for engine in self.engines():
             engine.learning_rate_factor = changes.learning_rate_factor
 
@@ -172,8 +179,9 @@ class PolicyTrainer:
                 )
         if self.updater.optimizer.load(directory) != state.step:
             raise ArtifactError(f"{directory}: weights and state.json were saved after different steps")
-        if self.updater.critic is not None:
-            self.updater.critic.optimizer.load(directory / CRITIC_FOLDER)
+        critic = self.updater.critic
+        if critic is not None and critic.optimizer.load(directory / CRITIC_FOLDER) != state.step:
+            raise ArtifactError(f"{directory}: the critic's weights and state.json were saved after different steps")
         if self.replay is not None:
             self.replay.load(directory)
         self.kl_coefficient, self.reward_state = state.kl_coefficient, state.reward
@@ -218,30 +226,37 @@ def scored_batch(groups: Sequence[ScoredGroup], drawn: Drawn, *, with_baselines:
     )
 
 
-def kept_groups(step: int, groups: Sequence[ScoredGroup], advantages: torch.Tensor) -> list[KeptGroup]:
-    """Return a step's fresh groups for the replay buffer; `advantages` is [N, T] over them first."""
-    kept, start = [], 0
-    for group in groups:
-        size = len(group.rollouts)
-        lengths = [len(rollout.token_ids) for rollout in group.rollouts]
-        total = float(advantages[start : start + size].abs().sum())
-        start += size
-        kept.append(
-            KeptGroup(
-                step=step,
-                prompt_id=group.row.prompt_id,
-                prompt_ids=list(group.requests[0].prompt_ids),
-                answers=[
-                    KeptAnswer(
-                        token_ids=list(rollout.token_ids),
-                        logprobs=list(rollout.logprobs),
-                        stop_reason=rollout.stop_reason,
-                        score=score,
-                    )
-                    for rollout, score in zip(group.rollouts, group.scores, strict=True)
-                ],
-                baseline_score=group.baseline_score,
-                priority=total / max(sum(lengths), 1),
-            )
+def group_priorities(mask: torch.Tensor, group_ids: torch.Tensor, advantages: torch.Tensor) -> list[float]:
+    """Return each group's mean absolute advantage over the tokens of its answers.
+
+    Args:
+        mask: [N, T] bool, answer tokens.
+        group_ids: [N], 0 to the number of groups - 1, each with an answer.
+        advantages: [N, T], 0 where nothing is learned.
+    """
+    totals = group_ids.bincount(weights=advantages.double().abs().sum(dim=1))
+    return (totals / group_ids.bincount(weights=mask.sum(dim=1).double()).clamp(min=1.0)).tolist()
+
+
+def kept_groups(step: int, groups: Sequence[ScoredGroup], priorities: Sequence[float]) -> list[KeptGroup]:
+    """Return those of a step's fresh groups for the replay buffer that had an advantage; with one priority each."""
+    return [
+        KeptGroup(
+            step=step,
+            prompt_id=group.row.prompt_id,
+            prompt_ids=list(group.requests[0].prompt_ids),
+            answers=[
+                KeptAnswer(
+                    token_ids=list(rollout.token_ids),
+                    logprobs=list(rollout.logprobs),
+                    stop_reason=rollout.stop_reason,
+                    score=score,
+                )
+                for rollout, score in zip(group.rollouts, group.scores, strict=True)
+            ],
+            baseline_score=group.baseline_score,
+            priority=priority,
         )
-    return kept
+        for group, priority in zip(groups, priorities, strict=True)
+        if priority > 0.0
+    ]

@@ -8,6 +8,7 @@ Shapes: N answers of the step, T longest answer, B rows of a micro-batch, t its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from training_core.rl.metrics import (
     answer_kl_error,
     check_comparisons,
     effective_sample_fraction,
+    fresh_tokens,
 )
 from training_core.rl.plugs import build_estimator, build_policy_loss
 from training_core.rl.reference import Reference
@@ -127,9 +129,9 @@ class PolicyUpdater:
             self._is_first = False
         signal, found = build_signal(self.config, self.estimate, scored, before, kl_coefficient, self.dtype)
         if before is not None:
-            fresh, reference = signal.is_fresh, before.reference_logprobs
-            add_comparisons(sums, before.logprobs, scored.batch.sampler_logprobs, reference, signal.mask, fresh)
-            check_comparisons(sums, step, self.config.max_mismatch_nats)
+            sampled = fresh_tokens(scored)
+            add_comparisons(sums, before.logprobs, scored.batch.sampler_logprobs, before.reference_logprobs, sampled)
+            check_comparisons(sums, step, self.max_mismatch(step))
         reports = []
         for number, rows in enumerate(minibatch_rows(self.config, self.around.seed, step, signal.group_ids)):
             if self.trains_policy(step):
@@ -165,7 +167,7 @@ class PolicyUpdater:
 
     def trains_policy(self, step: int) -> bool:
         """Return whether the policy learns in this step: not while the critic warms up."""
-        return self.config.critic_config is None or step > self.config.critic_config.warmup_steps
+        return step > self.config.num_warmup_steps
 
     def needs_pass_before(self, scored: ScoredBatch) -> bool:
         """Return whether log-probs of the policy are needed before the first update.
@@ -262,8 +264,15 @@ class PolicyUpdater:
             return None
         sums.add("policy/loss", total, 1)
         if not signal.is_compared:
-            check_comparisons(sums, step, self.config.max_mismatch_nats)
-        return self.optimizer.step((step - 1) * self.config.updates_per_step + number + 1)
+            check_comparisons(sums, step, self.max_mismatch(step))
+        num_before = step - 1 - self.config.num_warmup_steps
+        return self.optimizer.step(num_before * self.config.updates_per_step + number + 1)
+
+    def max_mismatch(self, step: int) -> float:
+        """Return the most that sampler and trainer may differ in a step for it to be learned from, nats a token."""
+        sentinel = self.config.sentinels.sampler_mismatch
+        is_watched = sentinel.action == "stop" and step > sentinel.after_step
+        return sentinel.limit_nats if is_watched else math.inf
 
     def has_signal(self, signal: Signal, row: int) -> bool:
         """Return whether an answer goes through the model at all."""

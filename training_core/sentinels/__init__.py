@@ -11,6 +11,7 @@ from training_core.sentinels.alarms import (
 )
 from training_core.sentinels.checks import (
     MAX_KL_AT_START_NATS,
+    check_any_baseline,
     check_any_score,
     check_finite_loss,
     check_reference_is_start,
@@ -29,6 +30,7 @@ __all__ = [
     "History",
     "KnobChanges",
     "append_alarms",
+    "check_any_baseline",
     "check_any_score",
     "check_finite_loss",
     "check_reference_is_start",

@@ -14,7 +14,7 @@ def check_finite_loss(loss: float, step: int) -> None:
     """Raise TrainingDivergedError when a loss is NaN or infinite; no update was made from it."""
     if not math.isfinite(loss):
         raise TrainingDivergedError(
-            f"step {step}: the loss is {loss}; the weights were left as they were. Lower algorithm.optimizer."
+            f"step {step}: the loss is {loss}; no update was made from it. Lower algorithm.optimizer."
             "learning_rate, or look at the last lines of metrics.jsonl for what grew"
         )
 
@@ -45,4 +45,13 @@ def check_any_score(num_missing: int, num_answers: int, step: int) -> None:
             f"step {step}: none of the {num_answers} answers has a score, at least one reward gave none to each. Check "
             "the rewards (a custom function that always returns None, prompts without the reference they need, or "
             "answers longer than the reward model's positions)"
+        )
+
+
+def check_any_baseline(num_missing: int, num_groups: int, step: int) -> None:
+    """Raise EvaluationError when no greedy answer of a step has a score: every answer would be left out."""
+    if num_missing == num_groups:
+        raise EvaluationError(
+            f"step {step}: none of the {num_groups} most probable answers, which are the baselines, has a score, so "
+            "there is nothing to compare with. Check the rewards on them: samples.jsonl shows the sampled answers alone"
         )

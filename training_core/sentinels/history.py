@@ -84,6 +84,16 @@ class View:
                 values.append(row[metric])
         return values
 
+    def with_largest(self, metrics: Sequence[str], name: str) -> View:
+        """Return this view with one metric more: at each step the largest of those of `metrics` that it reported."""
+        rows = [
+            {**row, name: max(row[metric] for metric in metrics if metric in row)}
+            if any(metric in row for metric in metrics)
+            else row
+            for row in self.rows
+        ]
+        return View(rows, self.step, self.start)
+
     def is_full(self, num_steps: int) -> bool:
         """Return whether all of the last `num_steps` steps count."""
         return self.step - num_steps >= self.start

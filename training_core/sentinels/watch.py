@@ -17,6 +17,8 @@ KL_PER_TOKEN = "kl/policy_ref_nats"
 KL_PER_ANSWER = "kl/policy_ref_answer_nats"
 ENTROPY = "policy/entropy_nats"
 LENGTH = "rollout/length_mean_tokens"
+WITHOUT_SCORE, WITH_ERROR = "reward/missing_fraction", "reward/error_fraction"
+LARGER_OF_BOTH = f"the larger of {WITHOUT_SCORE} and {WITH_ERROR}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def metrics_read(config: SentinelsConfig, name: str) -> list[str]:
     if name == "proxy_up_gold_down":
         gold = config.proxy_up_gold_down.gold
         return [REWARD, gold_metric(gold)] if gold else []
+    if name == "reward_errors":
+        return [WITHOUT_SCORE, WITH_ERROR]
     return [METRICS[name]]
 
 
@@ -185,8 +189,10 @@ def length_drift(sentinel: config_of.LengthDriftSentinel, view: View) -> Finding
 
 
 def reward_errors(sentinel: config_of.RewardErrorsSentinel, view: View) -> Finding | None:
+    """A part that may be skipped leaves the answer its score when it fails, so answers without one are not enough."""
     advice = "Look in the log for what the rewards say about these answers"
-    return above(view, sentinel, METRICS["reward_errors"], sentinel.limit_fraction, advice)
+    largest = view.with_largest((WITHOUT_SCORE, WITH_ERROR), LARGER_OF_BOTH)
+    return above(largest, sentinel, LARGER_OF_BOTH, sentinel.limit_fraction, advice)
 
 
 def sampler_mismatch(sentinel: config_of.SamplerMismatchSentinel, view: View) -> Finding | None:
@@ -236,10 +242,9 @@ METRICS = {
     "zero_variance_groups": "rollout/zero_variance_group_fraction",
     "truncation": "rollout/truncated_fraction",
     "length_drift": LENGTH,
-    "reward_errors": "reward/missing_fraction",
     "sampler_mismatch": "rollout/sampler_trainer_kl_nats",
 }
-"""The metric of each sentinel that reads a fixed one."""
+"""The metric of each sentinel that reads a single fixed one."""
 
 CHECKS: dict[str, Check] = {
     "grad_norm": grad_norm,
