@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from local_scorer import local_scorer
+from policy_trainers import answers_of, build_trainer
 
 from training_core.config.verifiers import CodeTestsReward, HttpReward, MathVerifyReward
 from training_core.records import StopReason
@@ -20,6 +21,7 @@ from training_core.rewards.base import RewardContext
 from training_core.rewards.combine import RewardPart, score_answers
 from training_core.rewards.polling import map_polled
 from training_core.rewards.worker_pool import WorkerPool
+from training_core.rollout.scripted import ScriptedEngine
 
 QUICK_SECONDS = 15.0
 """Far below what would be waited for without a stop, far above what a busy machine takes."""
@@ -184,3 +186,24 @@ def test_the_first_failure_ends_the_work_and_is_what_is_raised() -> None:
     assert done[:2] == [0, 1]
     assert map_polled(work, [3, 2], 2, lambda: None, "test") == [3, 2]
     assert map_polled(work, [], 2, lambda: None, "test") == []
+
+
+def test_a_step_gives_rewards_its_poll(tiny_checkpoint: Path, rl_stage: Any) -> None:
+    trainer = build_trainer(tiny_checkpoint, rl_stage.prompts, rl_stage.config(), ScriptedEngine(answers_of, []))
+    sampler, seen, requested = trainer.sampler, [], False
+
+    def poll() -> None:
+        if requested:
+            raise AskedToStopError
+
+    def asked_while_scoring(prompts: Any, answers: Sequence[str], context: RewardContext) -> list[float]:
+        nonlocal requested
+        requested = True
+        context.poll()
+        seen.append(len(answers))
+        return [0.0] * len(answers)
+
+    sampler.poll, sampler.rewards = poll, [RewardPart("slow", 1.0, asked_while_scoring)]
+    with pytest.raises(AskedToStopError):
+        trainer.train_step(1)
+    assert seen == []

@@ -128,7 +128,7 @@ class LengthDriftSentinel(PatientSentinel):
 class RewardErrorsSentinel(PatientSentinel):
     """Many answers have no score, or a reward failed on many (`reward/missing_fraction`, `reward/error_fraction`).
 
-    The larger of the two counts: where a failed part is skipped (`on_missing: skip`), its answers still have a score."""
+    The larger of the two counts: where a failed part is skipped (`on_missing: skip`), answers still have a score."""
 
     limit_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Highest share of answers. Default: 0.1: an answer without a score teaches nothing, and which ones those are is
