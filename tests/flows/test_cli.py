@@ -116,11 +116,11 @@ def test_run_plan_show_list(workspace, tidegate, here) -> None:  # type: ignore[
     assert all(Path(stage["directory"]).is_dir() for stage in view["stages"])
     assert view["gate"]["verdict"] == "pass"
     assert set(view["model"]) == {"name", "version", "weights_sha256", "aliases"}
-    assert "grpo: Completed" in first.stderr
+    assert "policy: Completed" in first.stderr
 
     second = tidegate("run", "pipeline.yaml")
     assert second.returncode == 0
-    assert "grpo: Cached" in second.stdout
+    assert "policy: Cached" in second.stdout
     assert "gate: PASS" in second.stdout
     assert "model: registered as scripted version 1 (then champion)" in second.stdout
 
@@ -139,7 +139,7 @@ def test_preempted_and_tried_again_then_rejected_then_failed(workspace, tidegate
     workspace.script({"policy": {**preempted, "bad_attempts": 2}, "gate": {"verdict": "fail"}})
     done = tidegate("run", "pipeline.yaml", "--json")
     assert done.returncode == 1, done.stderr
-    assert "grpo: continues (from step_000003" in done.stderr
+    assert "policy: continues (from step_000003" in done.stderr
     result = json.loads(next((workspace.root / "stages" / "policy").glob("*/result.json")).read_text())
     assert result["attempts"] == 3
     view = json.loads(done.stdout)

@@ -64,7 +64,7 @@ def test_what_gives_no_verdict_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatc
     replies = [Verdict.EQUAL, Verdict.DIFFERENT, Verdict.ERROR, Cause.ERROR, Cause.TIMEOUT, Verdict.UNREADABLE_GOLD]
 
     class Pool:
-        def map(self, requests: Sequence[Any], timeout_seconds: float) -> list[Any]:
+        def map(self, requests: Sequence[Any], timeout_seconds: float, poll: Any = None) -> list[Any]:
             assert len(requests) == len(replies)
             return replies
 

@@ -118,7 +118,7 @@ class SingleProcessEngine:
         norm = global_norm(gradients)
         if not math.isfinite(norm):
             raise TrainingDivergedError(
-                f"optimizer step {step}: the gradient norm is {norm}; the weights were left as they were. Lower the "
+                f"optimizer step {step}: the gradient norm is {norm}; no update was made from it. Lower the "
                 f"learning rate, or look for {self._first_non_finite()} and the data of this step"
             )
         if norm > self.config.max_grad_norm:

@@ -312,7 +312,7 @@ class PolicyUpdater:
         return self.reference_pass(micro)
 
     def check_model_once(self, batch: TrajectoryBatch) -> None:
-        """Check forward passes on the run's first batch, before anything comes of them."""
+        """Check forward passes on this process's first batch, before anything comes of them."""
         if self._is_first:
             check_model_on(self.policy, self.layout, batch, self.around.pad_token_id)
 
