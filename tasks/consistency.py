@@ -52,6 +52,8 @@ def _algorithm_conflicts(config: PipelineConfig) -> list[str]:
             f"rewards is empty, but algorithm.name {name} learns from scores of answers: add at least one, for example "
             "`- kind: reward_model`"
         )
+    if config.rewards and all(reward.weight == 0.0 for reward in config.rewards):
+        found.append("rewards all have weight 0, so every answer would score the same: give one of them a weight")
     if not is_online(config) and config.rewards:
         found.append(f"rewards are given, but algorithm.name {name} learns from the preferences alone: leave them out")
     if not is_online(config) and not learns_from_feedback(config) and not config.data.preferences:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from training_core.errors import ConfigurationError
+from training_core.registry import nearest_name
 
 
 def import_function(path: str, what: str) -> Callable[..., Any]:
@@ -30,3 +32,25 @@ def import_function(path: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigurationError(f"{what}: import_path {path!r} names a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]
+
+
+def check_parameters(function: Callable[..., Any], parameters: Mapping[str, Any], what: str, path: str) -> None:
+    """Check that a function takes these keyword arguments.
+
+    Raises:
+        ConfigurationError: it does not; names those that it takes.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Some callables do not tell.
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return
+    unknown = sorted(set(parameters) - set(signature.parameters))
+    if unknown:
+        near = nearest_name(unknown[0], list(signature.parameters))
+        hint = f". Did you mean {near!r}?" if near else ""
+        raise ConfigurationError(
+            f"{what}: parameters has {', '.join(unknown)}, which {path} does not take; it takes "
+            f"{', '.join(signature.parameters)}{hint}"
+        )

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from training_core.config.advantages import CustomAdvantage
 from training_core.config.policy_losses import CustomLoss
-from training_core.errors import ConfigurationError, EvaluationError, TrainingDivergedError
+from training_core.errors import ConfigurationError, EvaluationError
 from training_core.metrics import read_metrics
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -132,11 +132,12 @@ def run(rl_stage: Any, path: Path, checkpoint: Path, **parts: Any) -> dict[str, 
         ),
         ("advantage", "infinite", {"value": "inf"}, EvaluationError, "infinite returned a value that is not finite"),
         ("advantage", "infinite", {"value": "nan"}, EvaluationError, "infinite returned a value that is not finite"),
-        ("advantage", "missing", {}, ConfigurationError, "advantage: import_path .* cannot be imported"),
+        ("advantage", "missing", {}, ConfigurationError, "algorithm.advantage: import_path .* cannot be imported"),
         ("advantage", "one", {}, ConfigurationError, "names a int, not a function"),
         ("loss", "by_row", {}, EvaluationError, r"by_row returned shape \(\d+,\); it must be one value a token"),
-        ("loss", "broken", {}, TrainingDivergedError, "not finite|nan"),
-        ("loss", "missing", {}, ConfigurationError, "loss: import_path .* cannot be imported"),
+        ("loss", "broken", {}, EvaluationError, "broken returned a value that is not finite"),
+        ("loss", "broken", {"prise": 1.0}, ConfigurationError, "parameters has prise, which .* does not take"),
+        ("loss", "missing", {}, ConfigurationError, "algorithm.loss: import_path .* cannot be imported"),
     ],
 )
 def test_a_wrong_part_is_named(

@@ -9,6 +9,7 @@ from pathlib import Path
 from training_core.config.evaluation import EvaluateStageConfig
 from training_core.evaluation.generation import EnginePool, ModelSource
 from training_core.models.loading import load_tokenizer
+from training_core.models.tiny import build_tiny_checkpoint
 from training_core.records import Message, PromptRow, StopReason
 
 ROWS = [PromptRow(prompt_id=f"p{i}", prompt=[Message(role="user", content=f"Number {i}?")], extra={}) for i in range(8)]
@@ -38,3 +39,12 @@ def test_an_end_token_that_is_not_special_is_no_part_of_the_text(tiny_checkpoint
         assert sample.stop_reason == StopReason.EOS
         assert sample.answer == tokenizer.decode(sample.token_ids[:-1], skip_special_tokens=True)
         assert sample.answer != tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+
+
+def test_a_mixture_of_experts_is_sampled_like_any_model(tmp_path: Path) -> None:
+    """Its weights have other names in memory than in the file; the engine knows those of the file."""
+    model = build_tiny_checkpoint(tmp_path / "mixture", 1, architecture="qwen3_moe")
+    source = ModelSource.of("candidate", model)
+    pool = EnginePool(EvaluateStageConfig.model_validate(CONFIG), [source], ROWS)
+    assert len(pool.sample(source, 3, lambda done: None).samples) == 2 * len(ROWS)
+    pool.close()

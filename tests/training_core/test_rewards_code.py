@@ -81,7 +81,15 @@ def test_code_that_ends_early_has_not_passed(cheat: str) -> None:
 
 
 def test_an_assertion_that_fails_or_raises_has_not_passed() -> None:
-    assert judge([ADD], ["assert add(1, 1) == 3", "undefined", "add(", "assert add(1, 1) == 2"]) == [0.25]
+    assert judge([ADD], ["assert add(1, 1) == 3", "undefined", "raise ValueError", "assert add(1, 1) == 2"]) == [0.25]
+
+
+@pytest.mark.parametrize("tests", ["not a test", ["assert add(1, 1) == 2", "add("], [], [{"stdin": "1"}], 7])
+def test_a_test_that_cannot_be_read_says_nothing_of_the_answer(tests: Any) -> None:
+    """A fault of the data: a right answer must not score 0 for it."""
+    found = judge([ADD], tests)
+    assert found == [None]
+    assert found.causes == [Cause.UNREADABLE_REFERENCE]
 
 
 def test_a_time_out_is_missing_and_ends_the_answers_tests() -> None:

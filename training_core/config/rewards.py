@@ -94,6 +94,8 @@ def check_part_names(rewards: list[RewardConfig]) -> list[RewardConfig]:
     """
     if not rewards:
         raise ValueError("at least one reward is needed, for example `- kind: reward_model`")
+    if all(reward.weight == 0.0 for reward in rewards):
+        raise ValueError("every reward has weight 0, so all answers would score the same: give one a weight")
     return check_names_differ(rewards)
 
 

@@ -10,6 +10,7 @@ from training_core.config.evaluation import EvaluateStageConfig
 from training_core.evaluation.samples import ModelSamples, Sample
 from training_core.models.chat import decode_answer, encode_prompt
 from training_core.models.loading import DTYPES, load_causal_lm, load_tokenizer, tokenizer_digest
+from training_core.models.lora import merged_parameters
 from training_core.protocol.atomic import read_json
 from training_core.protocol.digests import config_digest, weights_digest
 from training_core.records import PromptRow
@@ -115,7 +116,7 @@ class EnginePool:
         engine = self.engine_for(source, prompt_ids)
         version = self._sources.index(source) + 1
         model = load_causal_lm(source.directory, DTYPES[self._config.rollout.dtype])
-        weights = hand_over_weights(engine, list(model.named_parameters()), version)
+        weights = hand_over_weights(engine, merged_parameters(model), version)
         del model
         samples: list[Sample] = []
         size = self._config.evaluation.prompts_per_batch

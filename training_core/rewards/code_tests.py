@@ -62,11 +62,15 @@ def read_tests(value: Any) -> list[CodeTest] | None:
     [CodeTest(stdin='', expected_stdout=None, check='assert f(1) == 2')]
     >>> read_tests([{"stdin": "1", "expected_stdout": "2"}, {"stdin": "1"}]), read_tests([])
     (None, None)
+    >>> read_tests("not a test"), read_tests(["assert f(1) =="])
+    (None, None)
     """
     values = value if isinstance(value, list) else [value]
     tests = []
     for test in values:
         if isinstance(test, str) and test.strip():
+            if not is_python(test):
+                return None
             tests.append(CodeTest(check=test))
         elif isinstance(test, dict) and set(test) <= TEST_KEYS and isinstance(test.get("expected_stdout"), str):
             # A missing column of a table reads as None.
@@ -77,6 +81,15 @@ def read_tests(value: Any) -> list[CodeTest] | None:
         else:
             return None
     return tests or None
+
+
+def is_python(text: str) -> bool:
+    """Return whether a snippet can be compiled: a test that cannot is a fault of the data, not of the answer."""
+    try:
+        compile(text, "test", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def same_output(output: str, expected: str) -> bool:

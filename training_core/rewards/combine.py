@@ -62,6 +62,14 @@ class CombinedScores:
     def num_missing(self) -> int:
         return sum(total is None for total in self.totals)
 
+    def silent_parts(self) -> dict[str, str]:
+        """Return the parts that scored no answer, each with why as far as its function says."""
+        silent = {name: scores for name, scores in self.parts.items() if scores.count(None) == len(scores)}
+        return {
+            name: ", ".join(sorted({cause.value.replace("_", " ") for cause in scores.causes if cause})) or "no reason"
+            for name, scores in silent.items()
+        }
+
     @property
     def num_without_verdict(self) -> int:
         """Answers for which at least one part ran out of time or failed."""

@@ -22,7 +22,7 @@ from training_core.config.reward_rules import (
     TruncationReward,
 )
 from training_core.errors import EvaluationError, TidegateError
-from training_core.imports import import_function
+from training_core.imports import check_parameters, import_function
 from training_core.records import Message, StopReason
 from training_core.rewards.base import RewardContext, RewardFunction
 
@@ -139,6 +139,7 @@ def build_sentiment(config: SentimentReward) -> RewardFunction:
 
 def build_custom(config: CustomReward) -> RewardFunction:
     function = import_function(config.import_path, "reward")
+    check_parameters(function, config.parameters, f"reward {config.part_name}", config.import_path)
 
     def score(prompts: Prompts, answers: Answers, context: RewardContext) -> list[float | None]:
         try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from training_core.config.advantages import AdvantageConfig, CustomAdvantage
 from training_core.config.policy_losses import CustomLoss, PolicyLossConfig
 from training_core.errors import EvaluationError
-from training_core.imports import import_function
+from training_core.imports import check_parameters, import_function
 from training_core.ops.advantages import Advantages, EstimatorInputs
 from training_core.ops.advantages_common import scored
 from training_core.ops.masking import masked_fill_zero
@@ -31,7 +31,7 @@ def build_estimator(config: AdvantageConfig) -> Estimator:
         ConfigurationError: a function of one's own cannot be imported.
     """
     if isinstance(config, CustomAdvantage):
-        function = functools.partial(import_function(config.import_path, "advantage"), **config.parameters)
+        function = _user_function(config, "algorithm.advantage")
         return functools.partial(_custom_advantages, function, config.import_path)
     return functools.partial(ADVANTAGE_ESTIMATORS[config.kind], **config.knobs())
 
@@ -43,7 +43,7 @@ def build_policy_loss(config: PolicyLossConfig) -> PolicyLoss:
         ConfigurationError: a function of one's own cannot be imported.
     """
     if isinstance(config, CustomLoss):
-        function = functools.partial(import_function(config.import_path, "loss"), **config.parameters)
+        function = _user_function(config, "algorithm.loss")
         return functools.partial(_custom_loss, function, config.import_path)
     return functools.partial(POLICY_LOSSES[config.kind], **config.knobs())
 
@@ -86,7 +86,16 @@ def _custom_loss(
         raise EvaluationError(
             f"loss {name} returned shape {tuple(losses.shape)}; it must be one value a token, {tuple(mask.shape)}"
         )
-    return masked_fill_zero(losses, mask), is_clipped & mask
+    losses = masked_fill_zero(losses, mask)
+    if not bool(torch.isfinite(losses.detach()).all()):
+        raise EvaluationError(f"loss {name} returned a value that is not finite for a token that counts")
+    return losses, is_clipped & mask
+
+
+def _user_function(config: CustomAdvantage | CustomLoss, what: str) -> Callable[..., Any]:
+    function = import_function(config.import_path, what)
+    check_parameters(function, config.parameters, what, config.import_path)
+    return functools.partial(function, **config.parameters)
 
 
 def _called(what: str, name: str, function: Callable[..., Any], *arguments: Any) -> Any:

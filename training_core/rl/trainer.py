@@ -80,7 +80,8 @@ class PolicyTrainer:
         report = self.sampler.hand_over(self.weights(), step)
         clock.lap("time/sync_seconds")
         sampled = self.sampler.sample(step, report, self.reward_state)
-        check_any_score(sampled.scores.num_missing, len(sampled.rollouts), step)
+        scores = sampled.scores
+        check_any_score(scores.num_missing, len(sampled.rollouts), step, scores.silent_parts())
         if sampled.num_without_baseline is not None:
             check_any_baseline(sampled.num_without_baseline, sampled.num_sampled_groups, step)
         drawn = Drawn() if self.replay is None else self.replay.draw(step, self.updater.around.seed)

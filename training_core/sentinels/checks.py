@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from training_core.errors import ArtifactError, EvaluationError, TrainingDivergedError, WeightVersionError
 
@@ -38,13 +39,21 @@ def check_reference_is_start(kl_nats: float, step: int) -> None:
         )
 
 
-def check_any_score(num_missing: int, num_answers: int, step: int) -> None:
-    """Raise EvaluationError when no answer of a step has a score: there is nothing to learn from."""
+def check_any_score(num_missing: int, num_answers: int, step: int, causes: Mapping[str, str] | None = None) -> None:
+    """Raise EvaluationError when no answer of a step has a score: there is nothing to learn from.
+
+    Args:
+        num_missing: answers without a score.
+        num_answers: of the step.
+        step: from 1.
+        causes: rewards that gave no score to any answer, with what is known of why.
+    """
     if num_missing == num_answers:
+        known = "; ".join(f"reward {name!r} gave none ({why})" for name, why in (causes or {}).items())
         raise EvaluationError(
-            f"step {step}: none of the {num_answers} answers has a score, at least one reward gave none to each. Check "
-            "the rewards (a custom function that always returns None, prompts without the reference they need, or "
-            "answers longer than the reward model's positions)"
+            f"step {step}: none of the {num_answers} answers has a score. {known or 'Each lacks one of its rewards'}. "
+            "Check the rewards (prompt rows without the reference they name, a custom function that always returns "
+            "None, answers longer than the reward model's positions)"
         )
 
 
