@@ -49,10 +49,10 @@ hacked: setup model ## The same task without its KL term and penalties: the guar
 test: setup model ## All checks and tests
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: setup ## The tests that start no server and no vLLM
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not vllm and not server and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not vllm and not server and not slow"
 
 lint: setup ## Style, spelling, direction of imports
 	$(BIN)/ruff check .
