@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from data_checks.contamination import count_shared_groups
 from data_checks.keys import feedback_keys, group_id
-from data_checks.metrics import CHUNK_ROWS, DatasetMetrics, sources, statistics, too_long_rows
+from data_checks.metrics import DatasetMetrics, measured, sources, statistics, too_long_rows
 from data_checks.rows import FeedbackRow, PairRow, PromptItem
 from data_checks.runner import CheckedData
 from data_checks.tables import feedback_table
@@ -30,13 +30,7 @@ ROW_SCHEMA = pa.schema(
 
 def feedback_row_metrics(data: CheckedData) -> pa.Table:
     """Return lengths, keys and flags of every kept feedback row, measured in the canonical table."""
-    rows = data.feedback
-    chunks = [ROW_SCHEMA.empty_table()]
-    for start in range(0, len(rows), CHUNK_ROWS):
-        chunk = rows[start : start + CHUNK_ROWS]
-        values = [_row_values(*both) for both in zip(chunk, feedback_table(chunk).to_pylist(), strict=True)]
-        chunks.append(pa.Table.from_pylist(values, schema=ROW_SCHEMA))
-    return pa.concat_tables(chunks)
+    return measured(data.feedback, feedback_table, _row_values, ROW_SCHEMA)
 
 
 def _row_values(row: FeedbackRow, written: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ PERCENTILES = (50, 95, 99)
 CHUNK_ROWS = 4096
 """Rows that are held as Python values at a time."""
 
+Row = TypeVar("Row")
 DatasetMetrics = dict[str, float | int | None]
 """Name -> number; None: not known."""
 
@@ -29,12 +30,21 @@ def row_metrics(data: CheckedData) -> pa.Table:
 
     Texts are measured in the canonical table that is written, not taken over from the rules that let the rows through.
     """
-    rows = data.pairs
-    chunks = [ROW_SCHEMA.empty_table()]
+    return measured(data.pairs, pair_table, _row_values, ROW_SCHEMA)
+
+
+def measured(
+    rows: Sequence[Row],
+    write: Callable[[Sequence[Row]], pa.Table],
+    measure: Callable[[Row, dict[str, Any]], dict[str, Any]],
+    schema: pa.Schema,
+) -> pa.Table:
+    """Return a table with what `measure` says of each row and of how `write` writes it, a chunk of rows at a time."""
+    chunks = [schema.empty_table()]
     for start in range(0, len(rows), CHUNK_ROWS):
         chunk = rows[start : start + CHUNK_ROWS]
-        values = [_row_values(*both) for both in zip(chunk, pair_table(chunk).to_pylist(), strict=True)]
-        chunks.append(pa.Table.from_pylist(values, schema=ROW_SCHEMA))
+        values = [measure(*both) for both in zip(chunk, write(chunk).to_pylist(), strict=True)]
+        chunks.append(pa.Table.from_pylist(values, schema=schema))
     return pa.concat_tables(chunks)
 
 

@@ -87,11 +87,14 @@ def make_config(name: str = "dpo", **options: Any) -> Any:
 
 
 def make_context(path: Path, inputs: dict[str, Path], config: Any) -> Any:
+    """Return the context of stage `policy` in `path`, with kernels as that stage sets them."""
+    from training_core.determinism import make_deterministic
     from training_core.protocol.context import StageContext
     from training_core.protocol.digests import path_digest
     from training_core.protocol.directory import StageDirectory
     from training_core.records import Artifact, StageSpec
 
+    make_deterministic()
     artifacts = {name: Artifact(path=str(p), sha256=path_digest(p)) for name, p in inputs.items()}
     resolved = config.model_dump(mode="json")
     spec = StageSpec(stage="policy", stage_version=1, config=resolved, inputs=artifacts, seed=3)

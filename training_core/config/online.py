@@ -87,6 +87,7 @@ class OnlineConfig(Config):
     """What is watched after each step, and what happens then: warn, stop, or roll back."""
 
     # Declared again by each algorithm with what it takes.
+    name: str
     advantage: AdvantageConfig
     loss: PolicyLossConfig
 

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training_core.data.batching import pad_sequences
-from training_core.ops.masking import lengths_to_mask
 from training_core.rl.forward import Precision, answer_logprobs, check_forward_pass
-from training_core.rollout.batch import MicroBatch
+from training_core.rollout.batch import MicroBatch, micro_batch_of
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,7 @@ class AnswerScorer:
 
 
 def answer_batch(answers: Sequence[PromptedAnswer], pad_token_id: int, device: torch.device) -> MicroBatch:
-    """Return the answers padded on the right, and where their tokens are predicted."""
-    input_ids, _ = pad_sequences([answer.ids for answer in answers], pad_token_id)
-    lengths = torch.tensor([answer.num_answer_tokens for answer in answers])
-    mask = lengths_to_mask(lengths, int(lengths.max()))
-    predict_rows, columns = mask.nonzero(as_tuple=True)
-    starts = torch.tensor([answer.num_prompt_tokens for answer in answers])
-    positions = starts[predict_rows] + columns
-    return MicroBatch(
-        rows=torch.arange(len(answers)),
-        input_ids=input_ids.to(device),
-        mask=mask.to(device),
-        predict_rows=predict_rows.to(device),
-        predict_positions=(positions - 1).to(device),
-        targets=input_ids[predict_rows, positions].to(device),
-    )
+    """Return the answers as a micro-batch, its rows numbered in their order."""
+    sequences = [answer.ids for answer in answers]
+    prompts = [answer.num_prompt_tokens for answer in answers]
+    return micro_batch_of(range(len(answers)), sequences, prompts, pad_token_id, device)

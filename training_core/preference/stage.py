@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from training_core.config.preference import DpoConfig, KtoConfig
 from training_core.data.tables import PairTable, build_feedback_table, build_pair_table
-from training_core.determinism import make_deterministic
 from training_core.engines.single import SingleProcessEngine, group_of
 from training_core.loop import LoopSettings, run_loop
 from training_core.memory import release_free_memory
@@ -65,7 +64,6 @@ def train(context: StageContext, config: DpoConfig | KtoConfig) -> StageOutcome:
         TrainingDivergedError: a loss or gradient is not finite.
         PreemptedError: SIGTERM; state is saved.
     """
-    make_deterministic()
     model_directory = context.input_path("model")
     tokenizer = load_tokenizer(model_directory)
     policy = load_causal_lm(model_directory, torch.float32).to(training_device())  # type: ignore[arg-type]

@@ -116,9 +116,9 @@ class Sampler:
         tokenizer: turns answers into text.
         prompts: to train on.
         seed: the run's.
-        attempt: how often training was rolled back: a step that is done again samples other answers.
         poll: called between tokens; what it raises ends the step.
         on_phase: told what was just finished ("rollout", "reward"), for the clock.
+        attempt: how often training was rolled back: a step that is done again samples other answers.
     """
 
     config: OnlineConfig
@@ -128,9 +128,9 @@ class Sampler:
     tokenizer: PreTrainedTokenizerBase
     prompts: Prompts
     seed: int
-    attempt: int = field(default=0, kw_only=True)
     poll: Callable[[], None]
     on_phase: Callable[[str], None] = field(default=lambda _: None)
+    attempt: int = 0
 
     def hand_over(self, tensors: NamedTensors, step: int) -> WeightReport:
         """Give the engine the weights that step `step` samples with."""
@@ -162,12 +162,11 @@ class Sampler:
                 break
         chosen = (kept or sampled)[:wanted]
         rollouts = [rollout for group in sampled for rollout in group.rollouts]
-        combined = joined(scores)
         return SampledStep(
             chosen,
             rounds,
             len(sampled),
-            combined,
+            CombinedScores.joined(scores),
             state,
             rollouts,
             num_without_baseline=self.count_missing_baselines(sampled),
@@ -278,11 +277,6 @@ class Sampler:
         prompts = [row.prompt for row in rows]
         scores, after = score_answers(self.rewards, prompts, texts, context, state, update=not frozen)
         return texts, scores, after
-
-
-def joined(rounds: Sequence[CombinedScores]) -> CombinedScores:
-    """Return the scores of several rounds as those of one batch."""
-    return rounds[0] if len(rounds) == 1 else CombinedScores.joined(rounds)
 
 
 def sample_rows(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:

@@ -79,7 +79,10 @@ def train(
     warn_of_approximations(algorithm)
     release_free_memory()
     report = run_loop(context, trainer, loop_settings(algorithm))
-    save_policy(trainer.updater.policy, context.input_path("model"), context.new_output("policy"))
+    model_directory = context.input_path("model")
+    save_causal_lm(
+        trainer.updater.policy, model_directory, context.new_output("policy"), checkpoint_dtype(model_directory)
+    )
     return StageOutcome(
         outputs={"policy": "outputs/policy"}, summary=summarise(context, algorithm, trainer.reference_sha256, report)
     )
@@ -115,7 +118,7 @@ def loop_settings(algorithm: OnlineConfig) -> LoopSettings:
         num_steps=algorithm.num_steps,
         checkpoint_every_steps=algorithm.checkpoint_every_steps,
         keep_last_checkpoints=algorithm.keep_last_checkpoints,
-        phase=algorithm.name,  # type: ignore[attr-defined]
+        phase=algorithm.name,
         keep_best_checkpoints=algorithm.keep_best_checkpoints,
         best_metric="reward/mean",
         sentinels=algorithm.sentinels,
@@ -230,11 +233,6 @@ def build_reward_part(config: RewardConfig, context: StageContext, device: torch
     else:
         function = REWARD_RULES[config.kind](config)
     return reward_part(config, function)
-
-
-def save_policy(policy: PreTrainedModel, model_directory: Path, output: Path) -> None:
-    """Write the policy as its checkpoint was: same dtype, an adapter merged into the weights."""
-    save_causal_lm(policy, model_directory, output, checkpoint_dtype(model_directory))
 
 
 def summarise(

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from training_core.config.kl import AdaptiveCoefficient, KlInLoss, KlInReward
+from training_core.engines.single import SingleProcessEngine
 from training_core.errors import ArtifactError
 from training_core.loop import StepRecord
 from training_core.memory import release_free_memory
@@ -137,7 +138,7 @@ class PolicyTrainer:
         for engine in self.engines():
             engine.learning_rate_factor = changes.learning_rate_factor
 
-    def engines(self) -> list:  # type: ignore[type-arg]
+    def engines(self) -> list[SingleProcessEngine]:
         critic = self.updater.critic
         return [self.updater.optimizer, *([critic.optimizer] if critic else [])]
 
@@ -152,7 +153,7 @@ class PolicyTrainer:
 
     def state(self, step: int) -> TrainerState:
         return TrainerState(
-            algorithm=self.config.name,  # type: ignore[attr-defined]
+            algorithm=self.config.name,
             step=step,
             weight_version=step,
             reference_sha256=self.reference_sha256,

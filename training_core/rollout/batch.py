@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from training_core.data.batching import pad_sequences
 from training_core.ops.masking import lengths_to_mask
 
 
@@ -125,15 +126,32 @@ def chunks(
 def build_micro_batch(
     batch: TrajectoryBatch, rows: Sequence[int], pad_token_id: int, device: torch.device
 ) -> MicroBatch:
-    width = max(batch.total_length(row) for row in rows)
-    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    for index, row in enumerate(rows):
-        sequence = batch.prompts[row] + batch.answers[row]
-        input_ids[index, : len(sequence)] = torch.tensor(sequence)
-    lengths = torch.tensor([len(batch.answers[row]) for row in rows])
+    """Return some answers of a step as a micro-batch."""
+    sequences = [batch.prompts[row] + batch.answers[row] for row in rows]
+    return micro_batch_of(rows, sequences, [len(batch.prompts[row]) for row in rows], pad_token_id, device)
+
+
+def micro_batch_of(
+    rows: Sequence[int],
+    sequences: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    pad_token_id: int,
+    device: torch.device,
+) -> MicroBatch:
+    """Return sequences padded on the right, and where their answer tokens are predicted.
+
+    Args:
+        rows: what the caller calls each of them.
+        sequences: token ids of prompt and answer, at least one each.
+        prompt_lengths: tokens of each that are the prompt.
+        pad_token_id: fills the rest; which id it is makes no difference.
+        device: where the tensors go.
+    """
+    input_ids, _ = pad_sequences(sequences, pad_token_id)
+    starts = torch.tensor(list(prompt_lengths))
+    lengths = torch.tensor([len(sequence) for sequence in sequences]) - starts
     mask = lengths_to_mask(lengths, int(lengths.max()))
     predict_rows, columns = mask.nonzero(as_tuple=True)
-    starts = torch.tensor([len(batch.prompts[row]) for row in rows])
     positions = starts[predict_rows] + columns
     return MicroBatch(
         rows=torch.tensor(list(rows)),
