@@ -18,7 +18,7 @@ export GX_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help setup model demo hacked test quick lint types format ui clean bench-trl bench-memory
+.PHONY: help setup model demo hacked test quick lint types format ui clean bench-trl bench-memory bench-data bench-spark
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,16 @@ bench-trl: setup model .venv-trl/.installed ## A GRPO step beside TRL's: BENCH="
 	.venv-trl/bin/python -m pip install --quiet --no-deps -r requirements/bench-trl.txt
 	touch $@
 
+bench-data: setup ## The whole check of a million pairs beside Great Expectations alone: BENCH="--pairs 100000"
+	$(BIN)/python tests/benchmarks/bench_data.py $(BENCH)
+
+bench-spark: setup .venv-spark/.installed ## The metric stage on Spark beside DuckDB: same SQL, every number compared
+	PYTHONPATH=.venv-spark $(BIN)/python tests/benchmarks/bench_spark.py $(BENCH)
+
+.venv-spark/.installed: requirements/bench-spark.txt
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv-spark -r requirements/bench-spark.txt
+	touch $@
+
 bench-memory: setup ## Peak memory of log-probabilities beside plain logits
 	$(BIN)/python tests/benchmarks/bench_memory.py $(BENCH)
 
@@ -82,5 +92,5 @@ ui: setup ## MLflow and Prefect on loopback over ROOT
 	$(BIN)/tidegate ui --root $(ROOT)
 
 clean: ## Remove the environment, caches and build leftovers; keeps ROOT and .models
-	rm -rf $(VENV) .venv-trl .bench .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build *.egg-info
+	rm -rf $(VENV) .venv-trl .venv-spark .bench .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -r {} +

@@ -7,5 +7,5 @@ the stage's modules load in the stage process.
 from training_core.protocol.child import StageEntry
 
 STAGES: dict[str, StageEntry] = {
-    "check_data": StageEntry("data_checks.stage", version=2),
+    "check_data": StageEntry("data_checks.stage", version=3),
 }

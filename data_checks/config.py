@@ -8,18 +8,39 @@ from pydantic import Field, model_validator
 
 from training_core.config.base import Config
 
-FormatName = Literal["auto", "pairs", "hh"]
+PairFormat = Literal[
+    "pairs", "hh", "ultrafeedback", "ultrafeedback_binarized", "summarize", "webgpt", "shp", "safe_rlhf",
+    "helpsteer2_preference", "helpsteer3", "nectar", "rewardbench2", "llama_factory_alpaca", "llama_factory_sharegpt",
+]  # fmt: skip
+FeedbackFormat = Literal["feedback", "helpsteer2", "llama_factory_kto", "llama_factory_alpaca_kto"]
+PromptFormat = Literal["prompts", "verl", "openrlhf_prompts"]
+StepwiseFormat = Literal["stepwise"]
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class PreferenceFile(Config):
     """One file of preference rows."""
 
     path: str
-    """JSONL (`.jsonl`, `.ndjson`, also `.gz`) or Parquet (`.parquet`)."""
-    format: FormatName = "auto"
-    """`pairs`: columns prompt, chosen, rejected (text or chat messages; without a prompt column the messages hold the
-    prompt). `hh`: chosen and rejected are whole `Human:` / `Assistant:` transcripts. `auto` looks at the columns and
-    writes its evidence into the report; what fits both is an error."""
+    """JSONL (`.jsonl`, `.ndjson`), JSON (`.json`: a list of objects) or CSV (`.csv`), each also `.gz` or `.zst`,
+    Parquet (`.parquet`), or a folder that `datasets.save_to_disk` wrote."""
+    format: Literal["auto"] | PairFormat = "auto"
+    """How rows are laid out (docs/data.md lists the formats). `auto` looks at the columns and writes its evidence into
+    the report; what fits several is an error."""
+    ties: Literal["drop", "keep"] | None = None
+    """What becomes of pairs in which neither answer is preferred (margin 0, equal scores, a label that says so): leave
+    them out, or keep them with margin 0. Null: not said, and such rows are quarantined. Default: a tie that is taken
+    for a preference teaches noise, and only you know which files hold ties."""
+    label: str | None = None
+    """Which judgement counts in a format with several that may disagree: `helpful` or `safe` in `safe_rlhf`. Null where
+    the format has one."""
+    score: str | None = None
+    """Which rating counts in a format with several: `overall_score` or an aspect in `ultrafeedback`. Null: the format's
+    first."""
+    max_pairs_per_row: int = Field(default=6, ge=1)
+    """Most pairs that one row of several ranked answers becomes; further ones are dropped and counted, widest gaps
+    first. Default: all pairs of four answers."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """The file must have this SHA-256. Null: whatever is there when the run is planned."""
     source: str | None = None
@@ -35,7 +56,12 @@ class FeedbackFile(Config):
     """
 
     path: str
-    """JSONL (`.jsonl`, `.ndjson`, also `.gz`) or Parquet (`.parquet`)."""
+    """A file as for `preferences`."""
+    format: Literal["auto"] | FeedbackFormat = "auto"
+    """How rows are laid out (docs/data.md lists the formats). `auto` looks at the columns."""
+    score: str | None = None
+    """Which rating counts in a format with several: an attribute such as `helpfulness` in `helpsteer2`. Null: the
+    format's first."""
     rating_threshold: float | None = Field(default=None, allow_inf_nan=False)
     """A row with a rating and neither label nor thumb is good from this rating on (in the file's own unit), bad below.
     Null: such a row has no label. Default: where good begins is a choice that no file states."""
@@ -44,6 +70,33 @@ class FeedbackFile(Config):
     source: str | None = None
     """Name of the data for the `source` column where a row names none. Null: the file's name, as `feedback_1/NAME`
     where another data file has it too."""
+
+
+class Threshold(Config):
+    """Limits of one number of the data set; docs/data-checks.md lists the numbers and their limits."""
+
+    warn: float | None = None
+    """Beyond this the check warns. Null: the suite's own limit."""
+    fail: float | None = None
+    """Beyond this the check fails. Null: the suite's own limit."""
+
+
+class NearDuplicates(Config):
+    """When two prompts count as one for the split."""
+
+    similarity: float = Field(default=0.8, gt=0.5, le=1)
+    """Jaccard similarity (0 to 1) of the sets of five-character pieces from which on prompts belong together. Default:
+    as in NeMo Curator's fuzzy deduplication."""
+
+
+class Contamination(Config):
+    """When a training row holds a prompt of the evaluation."""
+
+    ngram_words: int = Field(default=8, ge=3, le=50)
+    """Length of the word sequences that are compared. Default: Tulu 3's decontamination."""
+    containment: Fraction = 0.5
+    """A row is contaminated when at least this share of an evaluation prompt's word sequences occurs in it. Default:
+    Tulu 3's decontamination."""
 
 
 class CheckDataConfig(Config):
@@ -60,6 +113,10 @@ class CheckDataConfig(Config):
     of the evaluation are taken out. Null: the distinct prompts of the training split, pairs first, then feedback."""
     eval_prompts: str | None = None
     """File of held-out prompts for the evaluation, same rows. Null: the distinct prompts of the validation split."""
+    rl_prompts_format: Literal["auto"] | PromptFormat = "auto"
+    """How rows of `rl_prompts` are laid out. `auto` looks at the columns."""
+    eval_prompts_format: Literal["auto"] | PromptFormat = "auto"
+    """How rows of `eval_prompts` are laid out. `auto` looks at the columns."""
     max_prompt_tokens: int = Field(default=512, gt=0)
     """Longest prompt, in tokens of the rendered chat template with the opening of the answer. Default: what TRL's
     DPOConfig long had as `max_prompt_length`."""
@@ -88,6 +145,31 @@ class CheckDataConfig(Config):
     """A preferred to B in one row and B to A in another, for one prompt, or one answer labelled good in one feedback
     row and bad in another: quarantine every such row, or keep all (right for several annotators). Default: no row of a
     contradiction is known to be right."""
+    max_pairs_per_prompt: int | None = Field(default=None, ge=1)
+    """Most pairs of one prompt that are used, the first in file order; further ones are dropped and counted. Null:
+    all."""
+    secrets: Literal["quarantine", "keep"] = "quarantine"
+    """Rows in which a key or password stands (its shape and randomness say so): leave out, or keep. Default: a model
+    repeats what it was trained on."""
+    near_duplicates: NearDuplicates | None = Field(default_factory=NearDuplicates)
+    """Prompts that are nearly the same go to one side of the split. Null: only equal prompts do."""
+    contamination: Contamination = Field(default_factory=Contamination)
+    """What counts as an evaluation prompt inside a training row."""
+    languages: list[str] = Field(default_factory=list)
+    """ISO 639-1 codes of the languages that rows may be in, as `["en"]`. Default: none named, and no language is a
+    defect."""
+    sample_rows: int = Field(default=20_000, ge=100)
+    """Rows that the costly checks look at (language, toxicity, shortcuts, label noise); those with the smallest hash,
+    so the choice does not depend on row order. Default: a fraction's standard error is then at most 0.4 points."""
+    semantic_duplicates: bool = False
+    """Also look for prompts of the sample that say the same in other words. Default: off, it costs about a second for
+    ten thousand prompts."""
+    metric_engine: Literal["duckdb", "spark"] = "duckdb"
+    """Where numbers over all rows are computed: in this process, or on the Spark cluster of the environment (extra
+    `spark`; the root must then lie on storage that its executors see). The numbers are the same. Default: needs no
+    cluster."""
+    thresholds: dict[str, Threshold] = Field(default_factory=dict)
+    """Other limits for checks, by the check's name. Default: those of the suites in `data_checks/suites`."""
     allowed_special_tokens: list[str] = Field(default_factory=list)
     """Control tokens of the tokenizer that may occur inside a message's text. Default: none, since such text could end
     a turn."""
@@ -96,4 +178,12 @@ class CheckDataConfig(Config):
     def _has_rows(self) -> Self:
         if not self.preferences and not self.feedback:
             raise ValueError("preferences: []: must have at least one entry, unless feedback has one")
+        return self
+
+
+class FileCheckConfig(CheckDataConfig):
+    """The config of checking one file of any kind, prompts and steps included."""
+
+    @model_validator(mode="after")
+    def _has_rows(self) -> Self:
         return self

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from data_checks.rows import FeedbackRow, PairRow, Turn, Turns
-from training_core.protocol.digests import canonical_json
+import orjson
+import xxhash
 
+from data_checks.rows import FeedbackRow, PairRow, PromptItem, StepwiseRow, Turn, Turns
+
+OTHER_SPACES = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f"
+"""ASCII whitespace as `str.split` knows it, beside the space."""
+ONE_ANSWER = 1
+"""Seed of the keys of single assistant turns."""
 KEY_LENGTH = 32
 """Hex digits of a key: 128 bits."""
 
@@ -19,18 +25,30 @@ def normalise_text(text: str) -> str:
     >>> normalise_text("  Stra\\u00dfe\\n 1") == normalise_text("STRASSE 1")
     True
     """
+    if text.isascii():  # Case folding and NFC leave ASCII alone but for its capitals.
+        return " ".join(text.lower().split())
     folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
     return " ".join(folded.split())
 
 
+def digest(value: object) -> bytes:
+    """Return the SHA-256 of `value` as compact JSON: lists, texts, numbers, true, false and null."""
+    return hashlib.sha256(orjson.dumps(value)).digest()
+
+
 def short_hash(value: object) -> str:
-    """Return 32 hex digits over the canonical JSON of `value`."""
-    return hashlib.sha256(canonical_json(value).encode("utf-8")).hexdigest()[:KEY_LENGTH]
+    """Return the first 32 hex digits of `digest`."""
+    return digest(value).hex()[:KEY_LENGTH]
+
+
+def normalised(turns: Iterable[Turn]) -> list[list[str]]:
+    """Return role and normalised content of each turn."""
+    return [[role, normalise_text(content)] for role, content in turns]
 
 
 def turns_key(turns: Iterable[Turn]) -> str:
     """Return the key of a list of turns: equal for turns that differ in case, whitespace or Unicode form only."""
-    return short_hash([[turn.role, normalise_text(turn.content)] for turn in turns])
+    return short_hash(normalised(turns))
 
 
 def group_id(prompt: Turns) -> str:
@@ -41,43 +59,88 @@ def group_id(prompt: Turns) -> str:
     return turns_key(turn for turn in prompt if turn.role != "system")
 
 
+def exact(turns: Turns) -> list[list[str]]:
+    """Return turns as plain lists."""
+    return [[role, content] for role, content in turns]
+
+
 def exact_prompt_id(prompt: Turns) -> str:
     """Return an id of the prompt's exact text."""
-    return short_hash(prompt)
+    return short_hash(exact(prompt))
 
 
-def example_id(row: PairRow) -> str:
-    """Return an id of the pair's exact text."""
-    return short_hash([row.chosen_prompt, row.chosen, row.rejected])
+def serialised(turns: Turns) -> str:
+    """Return turns as one text from which they can be told again: no text holds a NUL character, no role is empty."""
+    if len(turns) == 1:
+        return f"{turns[0][0]}\0{turns[0][1]}\0\0"
+    return "".join([f"{role}\0{content}\0" for role, content in turns]) + "\0"
 
 
-def pair_keys(row: PairRow) -> tuple[str, str]:
-    """Return the key of the pair and the key of the same pair with its answers exchanged."""
-    prompt, chosen, rejected = turns_key(row.prompt), turns_key(row.chosen), turns_key(row.rejected)
-    return short_hash([prompt, chosen, rejected]), short_hash([prompt, rejected, chosen])
+def example_digest(prompt: Turns, chosen: Turns, rejected: Turns | None, judgement: object = None) -> bytes:
+    """Return the digest of an example's exact text. Its id is the start.
 
-
-def feedback_id(row: FeedbackRow) -> str:
-    """Return an id of a judged answer: its exact text and what was made of it."""
-    return short_hash([row.prompt, row.answer, row.label, row.rating])
-
-
-def feedback_keys(row: FeedbackRow) -> tuple[str, str]:
-    """Return the key of prompt and answer, and the key of the same with the judgement."""
-    answer = short_hash([turns_key(row.prompt), turns_key(row.answer)])
-    return answer, short_hash([answer, row.label, row.rating])
-
-
-def dataset_fingerprint(rows: Iterable[PairRow], feedback: Iterable[FeedbackRow] = ()) -> str:
-    """Return a SHA-256 over every row that could be read as a pair or as feedback, used or not.
-
-    It does not depend on the order of rows nor on how they are spread over files or stored in them.
+    Args:
+        prompt: before the answer.
+        chosen: the answer, or the chosen one of two.
+        rejected: the other one of a pair.
+        judgement: of an answer judged alone, as JSON: two judgements of one answer are two examples.
     """
-    contents = sorted(
-        short_hash(
-            [r.chosen_prompt, r.chosen, r.rejected_prompt, r.rejected, r.margin, r.chosen_score, r.rejected_score]
-        )
-        for r in rows
-    )
-    contents += sorted(f"feedback {feedback_id(row)}" for row in feedback)
-    return hashlib.sha256("\n".join(contents).encode()).hexdigest()
+    text = serialised(prompt) + serialised(chosen) + ("" if rejected is None else serialised(rejected))
+    tail = b"" if judgement is None else orjson.dumps(judgement)
+    return hashlib.sha256(text.encode() + tail).digest()
+
+
+def content_digest(row: PairRow | FeedbackRow | PromptItem | StepwiseRow, of_example: bytes) -> bytes:
+    """Return the digest of all that training could use of a row; equal to the example's for a pair without numbers.
+
+    Args:
+        row: any.
+        of_example: its `example_digest`.
+    """
+    rest: list[object]
+    if isinstance(row, PairRow):
+        same = row.chosen_prompt == row.rejected_prompt
+        numbers = (row.margin, row.chosen_score, row.rejected_score)
+        if same and not row.is_tie and numbers == (None, None, None):
+            return of_example
+        rest = [None if same else exact(row.rejected_prompt), *numbers, row.is_tie]
+    elif isinstance(row, PromptItem):
+        rest = [row.prompt_id, row.extra]
+    else:
+        rest = ["steps" if isinstance(row, StepwiseRow) else "feedback"]
+    return digest([of_example.hex(), *rest])
+
+
+def judgement_of(row: FeedbackRow | StepwiseRow) -> list[object]:
+    """Return what people made of an answer, as JSON."""
+    return list(row.labels) if isinstance(row, StepwiseRow) else [row.label, row.rating]
+
+
+def text_keys(column: Sequence[Turns | None]) -> list[int | None]:
+    """Return a 64-bit key (unsigned) of each list of normalised turns, for joins inside one check.
+
+    Ids that are kept are longer: these may be equal by chance once in many billions of rows.
+    """
+    if all(turns is not None and len(turns) == 1 and turns[0][0] == "assistant" for turns in column):
+        texts = normalise_all([turns[0][1] for turns in column if turns])
+        return [xxhash.xxh3_64_intdigest(text.encode(), ONE_ANSWER) for text in texts]
+    return [None if turns is None else _text_key(turns) for turns in column]
+
+
+def _text_key(turns: Turns) -> int:
+    if len(turns) == 1 and turns[0][0] == "assistant":  # Most answers; the seed stands for the role.
+        return xxhash.xxh3_64_intdigest(normalise_text(turns[0][1]).encode(), ONE_ANSWER)
+    return xxhash.xxh3_64_intdigest("".join(f"{role}\0{text}\0" for role, text in normalised(turns)).encode())
+
+
+def normalise_all(texts: Sequence[str]) -> list[str]:
+    """Return `normalise_text` of each text, none of which holds a NUL character; many at once where all are ASCII."""
+    whole = "\0".join(texts)
+    if not texts or not whole.isascii():
+        return [normalise_text(text) for text in texts]
+    whole = whole.lower()
+    for space in OTHER_SPACES:
+        whole = whole.replace(space, " ")
+    while "  " in whole:
+        whole = whole.replace("  ", " ")
+    return [text.strip(" ") for text in whole.split("\0")]

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     MALFORMED_JSON = "malformed_json"
     INVALID_UNICODE = "invalid_unicode"
     NUL_CHARACTER = "nul_character"
+    ROW_TOO_LARGE = "row_too_large"
     WRONG_TYPE = "wrong_type"
     LAST_TURN_NOT_ASSISTANT = "last_turn_not_assistant"
     LAST_TURN_NOT_USER = "last_turn_not_user"
@@ -37,12 +38,15 @@ class Reason(StrEnum):
     EMPTY_RESPONSE = "empty_response"
     ROLE_ORDER = "role_order"
     IDENTICAL_RESPONSES = "identical_responses"
+    UNDECLARED_TIE = "undeclared_tie"
     MISSING_JUDGEMENT = "missing_judgement"
+    SECRET = "secret"
     SPECIAL_TOKENS = "special_tokens_in_content"
     TEMPLATE_FAILED = "template_failed"
     PROMPT_TOO_LONG = "prompt_too_long"
     RESPONSE_TOO_LONG = "response_too_long"
     TOO_LONG = "too_long"
+    GOLD_REJECTED = "gold_rejected"
     PROMPT_IN_EVALUATION = "prompt_in_evaluation"
     CONFLICTING_PAIR = "conflicting_pair"
     CONFLICTING_LABELS = "conflicting_labels"
@@ -51,12 +55,21 @@ class Reason(StrEnum):
     DUPLICATE_PROMPT = "duplicate_prompt"
 
 
+class Policy(StrEnum):
+    """Why a row is left out because the config says so: it has no defect."""
+
+    TIE = "tie"
+    PAIRS_PER_ROW = "pairs_per_row"
+    PAIRS_PER_PROMPT = "pairs_per_prompt"
+
+
 REASON_ORDER = {reason: position for position, reason in enumerate(Reason)}
 
 ADVICE: dict[Reason, str] = {
     Reason.MALFORMED_JSON: "the line is no JSON object (JSONL has one object a line): repair or remove it",
     Reason.INVALID_UNICODE: "write the file as UTF-8, without lone surrogates",
     Reason.NUL_CHARACTER: "remove NUL characters: they end strings in other programs",
+    Reason.ROW_TOO_LARGE: "a row is larger than the reader takes: no conversation is that long. Look at the file",
     Reason.WRONG_TYPE: "a column is missing or of another type: prompt, chosen and rejected are text or lists of "
     "{role, content}; in format hh, chosen and rejected are whole transcripts; feedback has prompt, one of completion, "
     "response and answer, and label (true or false), thumb (up or down) or rating (a number)",
@@ -67,6 +80,10 @@ ADVICE: dict[Reason, str] = {
     Reason.EMPTY_RESPONSE: "an answer is blank after trimming: remove the pair",
     Reason.ROLE_ORDER: "let user and assistant alternate, after at most one system turn; an answer holds no user turn",
     Reason.IDENTICAL_RESPONSES: "answers equal in text or in tokens hold no preference: remove the pair",
+    Reason.UNDECLARED_TIE: "neither answer is preferred, and the config does not say what to do with ties: set `ties: "
+    "drop` or `ties: keep` beside the file's path",
+    Reason.SECRET: "a key or password stands in the text: revoke it, remove the row, or set data.secrets: keep",
+    Reason.GOLD_REJECTED: "the verifier does not accept the row's own ground truth as an answer: repair it",
     Reason.MISSING_JUDGEMENT: "nobody judged the answer: log label, thumb or rating, or leave such rows out",
     Reason.SPECIAL_TOKENS: "remove the tokenizer's control token from the text, or add it to "
     "data.allowed_special_tokens",
@@ -74,7 +91,8 @@ ADVICE: dict[Reason, str] = {
     Reason.PROMPT_TOO_LONG: "shorten the prompt, or raise data.max_prompt_tokens",
     Reason.RESPONSE_TOO_LONG: "shorten the answer, or raise data.max_response_tokens",
     Reason.TOO_LONG: "shorten the row, or raise data.max_total_tokens up to the model's limit",
-    Reason.PROMPT_IN_EVALUATION: "evaluation prompts are held out: remove them from one of the two files",
+    Reason.PROMPT_IN_EVALUATION: "evaluation prompts are held out, with what is nearly equal to them or holds them: "
+    "take them out of one of the two files; `data.near_duplicates: null` lets prompts made from one template pass",
     Reason.CONFLICTING_PAIR: "two answers are preferred both ways: settle the label, or set data.conflicts: keep_all",
     Reason.CONFLICTING_LABELS: "one answer is labelled good and bad: settle the label, or set data.conflicts: keep_all",
     Reason.DUPLICATE_PAIR: "the pair was seen before: remove it, or set data.duplicates: keep_all",
@@ -95,20 +113,30 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """An example without a defect that a policy of the config leaves out."""
+
+    policy: Policy
+    detail: str
+
+
+@dataclass(slots=True)
 class RawRow:
     """A row as read: either a mapping without its null columns, or the finding that says why there is none."""
 
     file: str
     number: int
-    """Line of a JSONL file or row of a Parquet file, from 1."""
+    """Line of a JSONL file, row of any other file, from 1."""
     raw: str
     """The row as text, kept for the quarantine."""
     value: dict[str, Any] | None
     finding: Finding | None = None
+    offset: int | None = None
+    """Where the line starts, in bytes of the uncompressed file; None where rows are no lines."""
 
     def without_value(self) -> RawRow:
         """Return the row to remember once its value has been used."""
-        return RawRow(self.file, self.number, self.raw, None, self.finding)
+        return RawRow(self.file, self.number, self.raw, None, self.finding, self.offset)
 
 
 @dataclass(slots=True)
@@ -129,6 +157,15 @@ class PairRow:
     chosen_tokens: int | None = None
     """Tokens of the chosen answer, its end-of-turn token included."""
     rejected_tokens: int | None = None
+    is_tie: bool = False
+    """Neither answer is preferred: which one is called chosen says nothing."""
+    chosen_position: int | None = None
+    """1 or 2: which of the two answers, in the order people saw them, was chosen. None where the file does not say."""
+    annotator: str | None = None
+    tools: str | None = None
+    """The tools the model was offered, as JSON text."""
+    extra: str = "{}"
+    """The columns that no other field holds, as JSON text."""
 
     @property
     def prompt(self) -> Turns:
@@ -150,6 +187,25 @@ class FeedbackRow:
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     """Tokens of the answer, its end-of-turn token included."""
+    annotator: str | None = None
+    tools: str | None = None
+    extra: str = "{}"
+
+
+@dataclass(slots=True)
+class StepwiseRow:
+    """An answer in steps, each judged (process supervision), defects included."""
+
+    origin: RawRow
+    source: str
+    prompt: Turns
+    answer: Turns
+    """One assistant turn a step."""
+    labels: tuple[bool, ...]
+    findings: list[Finding] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    extra: str = "{}"
 
 
 @dataclass(slots=True)
@@ -161,20 +217,15 @@ class PromptItem:
     prompt: Turns
     prompt_id: str
     extra: str = "{}"
-    """The row's other columns as JSON text."""
+    """The row's other columns as JSON text: rewards read them by name."""
     findings: list[Finding] = field(default_factory=list)
     prompt_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A row that is not used, with the reason under which it is counted."""
-
-    reason: Reason
-    detail: str
-    file: str
-    number: int
-    raw: str
+    source: str = ""
+    ground_truth: str | None = None
+    """What a verifier compares an answer with, as JSON text."""
+    data_source: str | None = None
+    ability: str | None = None
+    tools: str | None = None
 
 
 def name_columns(columns: Iterable[str]) -> str:
@@ -203,11 +254,12 @@ def primary(findings: list[Finding]) -> Finding:
     return min(findings, key=lambda finding: REASON_ORDER[finding.reason])
 
 
-def quarantine(origin: RawRow, findings: list[Finding]) -> Quarantined:
-    """Return the quarantine record of a row; its detail names every finding, the counted one first."""
+def describe_findings(findings: list[Finding]) -> str:
+    """Return one text that names every finding of a row, the counted one first."""
     first = primary(findings)
+    if len(findings) == 1:
+        return f"{first.side}: {first.detail}" if first.side else first.detail
     ordered = [first, *(finding for finding in findings if finding is not first)]
     texts = [f"{f.side}: {f.detail}" if f.side else f.detail for f in ordered]
     also = [f"{f.reason} ({text})" for f, text in zip(ordered[1:], texts[1:], strict=True)]
-    detail = texts[0] + (f"; also {', '.join(also)}" if also else "")
-    return Quarantined(first.reason, detail, origin.file, origin.number, origin.raw)
+    return f"{texts[0]}; also {', '.join(also)}"

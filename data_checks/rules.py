@@ -1,12 +1,8 @@
-"""What makes a row unusable: rules on one row, and rules on all rows together."""
+"""What makes one row unusable, tokens aside. What needs all rows together is in `decide`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
-from data_checks.config import CheckDataConfig
-from data_checks.keys import feedback_keys, pair_keys, turns_key
-from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, Turns
+from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, StepwiseRow, Turns
 
 NEXT_ROLES = {
     "start": {"system", "user"},
@@ -19,6 +15,8 @@ NEXT_ROLES = {
 
 def pair_findings(row: PairRow) -> list[Finding]:
     """Return what is wrong with one pair, tokens aside."""
+    if _is_plain(row):
+        return []
     findings = answer_findings(row.chosen_prompt, row.chosen, "chosen")
     findings += answer_findings(row.rejected_prompt, row.rejected, "rejected")
     if row.chosen_prompt != row.rejected_prompt:
@@ -28,6 +26,19 @@ def pair_findings(row: PairRow) -> list[Finding]:
     if is_identical(row):
         findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected are equal after trimming"))
     return findings
+
+
+def _is_plain(row: PairRow) -> bool:
+    """Return whether a pair is one question with two different answers: most are, and need no closer look."""
+    if not len(row.chosen_prompt) == len(row.chosen) == len(row.rejected) == 1:
+        return False
+    if row.chosen_prompt != row.rejected_prompt:
+        return False
+    (asker, question), (first, chosen), (second, rejected) = row.chosen_prompt[0], row.chosen[0], row.rejected[0]
+    if asker != "user" or first != "assistant" or second != "assistant":
+        return False
+    chosen, rejected = chosen.strip(), rejected.strip()
+    return bool(chosen and rejected and chosen != rejected and question.strip())
 
 
 def answer_findings(prompt: Turns, answer: Turns, side: str | None = None) -> list[Finding]:
@@ -50,6 +61,19 @@ def feedback_findings(row: FeedbackRow) -> list[Finding]:
         findings.append(Finding(Reason.EMPTY_PROMPT, detail))
     if row.label is None and row.rating is None:
         findings.append(Finding(Reason.MISSING_JUDGEMENT, "neither label nor thumb nor rating"))
+    return findings
+
+
+def stepwise_findings(row: StepwiseRow) -> list[Finding]:
+    """Return what is wrong with an answer in steps, tokens aside."""
+    findings = []
+    if (turn := blank_turn(row.answer)) is not None or not row.answer:
+        what = f"step {turn} is blank after trimming" if row.answer else "the answer has no steps"
+        findings.append(Finding(Reason.EMPTY_RESPONSE, what))
+    if detail := role_order_error(row.prompt):
+        findings.append(Finding(Reason.ROLE_ORDER, detail))
+    if detail := prompt_error(row.prompt):
+        findings.append(Finding(Reason.EMPTY_PROMPT, detail))
     return findings
 
 
@@ -108,81 +132,3 @@ def _difference(chosen: Turns, rejected: Turns) -> str:
         return f"{len(chosen)} turns before the chosen answer, {len(rejected)} before the rejected one"
     number = next(n for n, (a, b) in enumerate(zip(chosen, rejected, strict=True), start=1) if a != b)
     return f"turn {number} differs between the sides"
-
-
-def mark_duplicates_and_conflicts(rows: Sequence[PairRow], config: CheckDataConfig) -> tuple[int, int]:
-    """Add findings for conflicting and repeated pairs, as far as the config does not keep them.
-
-    Args:
-        rows: pairs without any other finding, in file order.
-        config: its `duplicates` and `conflicts` say what to do.
-
-    Returns:
-        Number of rows that repeat an earlier one, and number of rows in a conflict; counted whatever the policy.
-    """
-    keys = [pair_keys(row) for row in rows]
-    present = {key for key, _ in keys}
-    num_duplicates = num_conflicts = 0
-    seen: dict[str, PairRow] = {}
-    for row, (key, exchanged) in zip(rows, keys, strict=True):
-        # Answers that differ in case or whitespace only have one key both ways, and contradict nothing.
-        if exchanged in present and exchanged != key:
-            num_conflicts += 1
-            if config.conflicts == "quarantine_all":
-                row.findings.append(Finding(Reason.CONFLICTING_PAIR, "another row prefers these answers the other way"))
-                continue
-        if (first := seen.setdefault(key, row)) is not row:
-            num_duplicates += 1
-            if config.duplicates == "keep_first":
-                detail = f"repeats row {first.origin.number} of {first.origin.file}"
-                row.findings.append(Finding(Reason.DUPLICATE_PAIR, detail))
-    return num_duplicates, num_conflicts
-
-
-def mark_feedback_duplicates_and_conflicts(rows: Sequence[FeedbackRow], config: CheckDataConfig) -> tuple[int, int]:
-    """Do for feedback what `mark_duplicates_and_conflicts` does for pairs.
-
-    A conflict is one answer to one prompt that is labelled both ways. Ratings that differ contradict nothing: several
-    people may have given them.
-    """
-    keys = [feedback_keys(row) for row in rows]
-    labels: dict[str, set[bool]] = {}
-    for row, (answer, _) in zip(rows, keys, strict=True):
-        if row.label is not None:
-            labels.setdefault(answer, set()).add(row.label)
-    num_duplicates = num_conflicts = 0
-    seen: dict[str, FeedbackRow] = {}
-    for row, (answer, key) in zip(rows, keys, strict=True):
-        if row.label is not None and len(labels[answer]) > 1:
-            num_conflicts += 1
-            if config.conflicts == "quarantine_all":
-                detail = "another row has the other label for the same answer"
-                row.findings.append(Finding(Reason.CONFLICTING_LABELS, detail))
-                continue
-        if (first := seen.setdefault(key, row)) is not row:
-            num_duplicates += 1
-            if config.duplicates == "keep_first":
-                detail = f"repeats row {first.origin.number} of {first.origin.file}"
-                row.findings.append(Finding(Reason.DUPLICATE_FEEDBACK, detail))
-    return num_duplicates, num_conflicts
-
-
-def mark_repeated_prompts(items: Iterable[PromptItem]) -> None:
-    """Add a finding to each prompt whose text or id an earlier usable prompt of the same file has."""
-    keys: tuple[tuple[str, Callable[[PromptItem], str]], ...] = (
-        ("the prompt", lambda item: turns_key(item.prompt)),
-        ("the prompt_id", lambda item: item.prompt_id),
-    )
-    seen: list[dict[str, PromptItem]] = [{}, {}]
-    for item in items:
-        if item.findings:
-            continue
-        for (what, key), known in zip(keys, seen, strict=True):
-            first = known.get(key(item))
-            if first is not None and first.origin is not None:
-                detail = f"{what} repeats row {first.origin.number}"
-                item.findings.append(Finding(Reason.DUPLICATE_PROMPT, detail))
-                break
-        else:
-            for (_, key), known in zip(keys, seen, strict=True):
-                known[key(item)] = item

@@ -1,221 +1,230 @@
-"""One check from files to tables: no config file, stage or Great Expectations needed."""
+"""One check from files to tables: no stage, no Great Expectations, and no more rows in memory than a few blocks."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from data_checks.config import CheckDataConfig
-from data_checks.contamination import mark_held_out
-from data_checks.detection import FormatEvidence
-from data_checks.entries import Entries, Entry, InputFiles, parsed, read_entries, usable
-from data_checks.keys import dataset_fingerprint, exact_prompt_id, group_id, turns_key
-from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Quarantined, Reason, quarantine
-from data_checks.rules import (
-    mark_duplicates_and_conflicts,
-    mark_feedback_duplicates_and_conflicts,
-    mark_repeated_prompts,
-)
-from data_checks.splits import is_validation
-from data_checks.tokens import Limits, ReportProgress, measure_feedback, measure_pairs, measure_prompts
+from data_checks.batch import merge_defects
+from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
+from data_checks.decide import decide
+from data_checks.detection import FormatEvidence, identify
+from data_checks.examine import Chunk, FileTask, Judge, convert
+from data_checks.files import distinct_names
+from data_checks.formats.base import Kind, Options
+from data_checks.pass_rates import PassRates
+from data_checks.result import INPUT_TABLES, CheckedData, Ledger, Numbers
+from data_checks.rows import Policy, Reason
+from data_checks.sampling import SampleCandidates
+from data_checks.tables import OutputWriter, Written
+from data_checks.tokens import Limits, load_tokenizer
+from data_checks.workers import examine_all
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    import duckdb
+    import pyarrow as pa
 
-Judged = TypeVar("Judged", PairRow, FeedbackRow)
-MAX_EXAMPLES = 5
+    from data_checks.whole.contamination import EvaluationIndex
 
-
-@dataclass
-class Defects:
-    """How often a defect was found, whatever a row was counted under."""
-
-    rows: int = 0
-    transcripts: int = 0
-    """Sides (chosen or rejected) that have it; 0 for a defect of the whole row."""
-    examples: list[str] = field(default_factory=list)
-    """The first places, as file:row."""
-
-
-@dataclass
-class TableCounts:
-    """The account of one kind of input: rows == kept + the sum of quarantined."""
-
-    rows: int
-    kept: int
-    quarantined: dict[str, int]
-    defects: dict[str, Defects]
-
-    def __post_init__(self) -> None:
-        assert self.rows == self.kept + sum(self.quarantined.values()), f"a row is lost: {self}"
-
-    @property
-    def num_quarantined(self) -> int:
-        return sum(self.quarantined.values())
-
-    @property
-    def quarantined_fraction(self) -> float:
-        return self.num_quarantined / self.rows if self.rows else 0.0
+ReportProgress = Callable[[int, int, str], None]
+"""Called with (done, total, phase)."""
+STORE_MEMORY_BYTES = 1 << 30
+"""What the database of pass 2 may take before it writes to the work folder."""
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "preferences": ("pairs",),
+    "feedback": ("feedback",),
+    "rl_prompts": ("prompts",),
+    "eval_prompts": ("prompts",),
+    "stepwise": ("stepwise",),
+}
 
 
-@dataclass
-class CheckedData:
-    """What is used, what is not, and the counts of both."""
+@dataclass(frozen=True)
+class InputFiles:
+    """Where the files of a `CheckDataConfig` lie: the config names them, a stage may hold them elsewhere."""
 
-    train: list[PairRow]
-    validation: list[PairRow]
-    rl_prompts: list[PromptItem]
-    eval_prompts: list[PromptItem]
-    quarantined: list[Quarantined]
-    counts: dict[str, TableCounts]
-    """Of `preferences`, `feedback`, `rl_prompts` and `eval_prompts` what was read from files."""
-    formats: list[FormatEvidence]
-    limits: Limits
-    fingerprint: str
-    num_duplicates: int
-    """Usable pairs that repeat another one, kept or not."""
-    num_conflicts: int
-    train_feedback: list[FeedbackRow] = field(default_factory=list)
-    validation_feedback: list[FeedbackRow] = field(default_factory=list)
-    num_feedback_duplicates: int = 0
-    num_feedback_conflicts: int = 0
-
-    @property
-    def pairs(self) -> list[PairRow]:
-        return [*self.train, *self.validation]
-
-    @property
-    def feedback(self) -> list[FeedbackRow]:
-        return [*self.train_feedback, *self.validation_feedback]
-
-    def count_of(self, table: str) -> TableCounts:
-        """Return the account of one kind of input; of one that was not read: no rows."""
-        return self.counts.get(table) or TableCounts(0, 0, {}, {})
+    preferences: list[Path] = field(default_factory=list)
+    rl_prompts: Path | None = None
+    eval_prompts: Path | None = None
+    feedback: list[Path] = field(default_factory=list)
+    stepwise: list[Path] = field(default_factory=list)
+    """Files of process supervision: `tidegate check` reads them, no stage trains on them."""
 
 
 def no_progress(step: int, total: int, phase: str) -> None:
     """Report to no one."""
 
 
+def no_sample(sample: pa.Table | None) -> None:
+    """Do without the costly numbers."""
+
+
 def check_dataset(
     files: InputFiles,
     config: CheckDataConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Path | None,
     *,
     seed: int,
+    work_folder: Path,
+    output_folder: Path | None = None,
     progress: ReportProgress = no_progress,
+    num_workers: int | None = None,
+    on_sample: Callable[[pa.Table | None], None] = no_sample,
 ) -> CheckedData:
-    """Read, judge and split a data set; every row of every file ends up used or quarantined.
+    """Read, judge and split a data set; every row of every file ends up used, quarantined or dropped by a policy.
 
     Args:
         files: where the files lie.
         config: what is allowed.
-        tokenizer: with a chat template and an EOS token.
+        tokenizer: folder of one with a chat template and an EOS token. None: nothing is said of tokens.
         seed: of the split.
+        work_folder: a folder that nobody else uses; made if it is missing, and what is in it is lost.
+        output_folder: for the tables. None: no tables are written, only counts and numbers.
         progress: called with (done, total, phase).
+        num_workers: processes that read and judge. None: one a core for large files. The result depends on none of it.
+        on_sample: called once with the examples that costly numbers are taken from: numbers and texts of kept pairs or,
+            without pairs, of judged answers; None where there are none. The tables are written after it returns.
 
     Raises:
         ConfigurationError: a file is missing or of a kind that is not read.
         DataError: a file cannot be read, is empty, or its format is unknown or ambiguous.
+        ArtifactError: the tokenizer does not load.
     """
-    limits = Limits.of(config, tokenizer)
-    entries = read_entries(files, config)
-    _measure(entries, tokenizer, limits, config.allowed_special_tokens, progress)
-    return _judge_together(entries, config, limits, seed)
-
-
-def _measure(
-    entries: Entries,
-    tokenizer: PreTrainedTokenizerBase,
-    limits: Limits,
-    allowed: Sequence[str],
-    progress: ReportProgress,
-) -> None:
-    measure_pairs(parsed(entries.preferences, PairRow), tokenizer, limits, allowed, progress)
-    measure_feedback(parsed(entries.feedback, FeedbackRow), tokenizer, limits, allowed, progress)
-    for prompts in (entries.eval_prompts, entries.rl_prompts):
-        measure_prompts(parsed(prompts, PromptItem), tokenizer, limits, allowed, progress)
-
-
-def _judge_together(entries: Entries, config: CheckDataConfig, limits: Limits, seed: int) -> CheckedData:
-    """Apply what needs all rows. The order matters: what is held out is known before what may be trained on."""
-    pairs, feedback = parsed(entries.preferences, PairRow), parsed(entries.feedback, FeedbackRow)
-    eval_items, rl_items = parsed(entries.eval_prompts, PromptItem), parsed(entries.rl_prompts, PromptItem)
-    mark_repeated_prompts(eval_items)
-    evaluation_groups = {group_id(item.prompt) for item in usable(eval_items)}
-    mark_held_out(pairs, evaluation_groups)
-    mark_held_out(feedback, evaluation_groups)
-    num_duplicates, num_conflicts = mark_duplicates_and_conflicts(usable(pairs), config)
-    num_feedback_duplicates, num_feedback_conflicts = mark_feedback_duplicates_and_conflicts(usable(feedback), config)
-    train, validation = _split(usable(pairs), seed, config.validation_fraction)
-    train_feedback, validation_feedback = _split(usable(feedback), seed, config.validation_fraction)
-    held_out = distinct_prompts([*validation, *validation_feedback])
-    eval_prompts = usable(eval_items) if entries.eval_prompts else held_out
-    mark_held_out(rl_items, {group_id(item.prompt) for item in eval_prompts})
-    mark_repeated_prompts(rl_items)
-    counts, quarantined = _account_all(entries)
+    shutil.rmtree(work_folder, ignore_errors=True)
+    work_folder.mkdir(parents=True)
+    limits = None if tokenizer is None else Limits.of(config, load_tokenizer(tokenizer))
+    tasks, formats = plan_files(files, config)
+    index = evaluation_index(tasks, config)
+    judge = Judge(config, work_folder, tokenizer, limits, output_folder is not None, index)
+    candidates = SampleCandidates(config.sample_rows, tasks)
+    chunks = list(examine_all(judge, tasks, candidates, num_workers, progress))
+    connection = _open(work_folder)
+    try:
+        decisions = decide(connection, chunks, config, seed)
+    finally:
+        connection.close()
+    on_sample(candidates.take(decisions))
+    kinds = [name for name in INPUT_TABLES if any(chunk.table == name for chunk in chunks)]
+    writer = OutputWriter(output_folder, work_folder, kinds, decisions)
+    written = writer.write_all(chunks, lambda done: progress(done, len(chunks), "writing tables"))
+    for chunk in chunks:
+        for path in (chunk.canonical, chunk.features, chunk.sketches, chunk.prefixes):
+            if path is not None:
+                path.unlink()
+    ledgers = {kind: _ledger(kind, chunks, written) for kind in kinds}
+    rates = PassRates()
+    for chunk in chunks:
+        rates.merge(chunk.pass_rates)
+    unusable, why = rates.unusable_fraction()
+    numbers: Numbers = decisions.numbers | {f"longest_{k}_tokens": v for k, v in written.longest_prompt_tokens.items()}
+    if "rl_prompts" in kinds:
+        numbers["unusable_prompts_fraction"] = unusable
     return CheckedData(
-        train=train,
-        validation=validation,
-        rl_prompts=usable(rl_items) if entries.rl_prompts else distinct_prompts([*train, *train_feedback]),
-        eval_prompts=eval_prompts,
-        quarantined=quarantined,
-        counts=counts,
-        formats=entries.formats,
+        tables=written.tables,
+        features=written.features,
+        ledgers=ledgers,
+        num_rows=written.num_rows,
+        formats=formats,
         limits=limits,
-        fingerprint=dataset_fingerprint(pairs, feedback),
-        num_duplicates=num_duplicates,
-        num_conflicts=num_conflicts,
-        train_feedback=train_feedback,
-        validation_feedback=validation_feedback,
-        num_feedback_duplicates=num_feedback_duplicates,
-        num_feedback_conflicts=num_feedback_conflicts,
+        fingerprint=decisions.fingerprint,
+        whole=numbers,
+        skipped={"unusable_prompts_fraction": why} if why is not None and "rl_prompts" in kinds else {},
     )
 
 
-def distinct_prompts(rows: Sequence[PairRow | FeedbackRow]) -> list[PromptItem]:
-    """Return each prompt of the rows once, in order of first appearance."""
-    first: dict[str, PromptItem] = {}
-    for row in rows:
-        item = PromptItem(None, row.prompt, exact_prompt_id(row.prompt), prompt_tokens=row.prompt_tokens)
-        first.setdefault(turns_key(row.prompt), item)
-    return list(first.values())
+def evaluation_index(tasks: Sequence[FileTask], config: CheckDataConfig) -> EvaluationIndex | None:
+    """Return what finds the prompts of the evaluation's file in other texts; None without such a file."""
+    from data_checks.reading import iter_rows
+    from data_checks.whole.contamination import EvaluationIndex
+
+    own = [task for task in tasks if task.table == "eval_prompts"]
+    texts = [
+        "\n".join(content for role, content in prompt if role != "system")
+        for task in own
+        for rows in iter_rows(task.path, task.name, task.label)
+        for prompt in convert(rows, task).prompts
+        if prompt is not None
+    ]
+    return EvaluationIndex.of(texts, config.contamination) if own else None
 
 
-def account(entries: Sequence[Entry]) -> tuple[TableCounts, list[Quarantined]]:
-    """Return the counts of one kind of input and its quarantined rows."""
-    quarantined: list[Quarantined] = []
-    defects: dict[str, Defects] = {}
-    for origin, result in entries:
-        findings = [result] if isinstance(result, Finding) else result.findings
-        for reason in dict.fromkeys(finding.reason for finding in findings):
-            defect = defects.setdefault(reason.value, Defects())
-            defect.rows += 1
-            defect.transcripts += sum(finding.reason == reason and finding.side is not None for finding in findings)
-            if len(defect.examples) < MAX_EXAMPLES:
-                defect.examples.append(f"{origin.file}:{origin.number}")
-        if findings:
-            quarantined.append(quarantine(origin, findings))
-    found = Counter(row.reason for row in quarantined)
-    by_reason = {reason.value: found[reason] for reason in Reason if found[reason]}
-    kept = sum(not isinstance(result, Finding) and not result.findings for _, result in entries)
-    ordered = {name: defects[name] for name in map(str, Reason) if name in defects}
-    return TableCounts(len(entries), kept, by_reason, ordered), quarantined
+def plan_files(files: InputFiles, config: CheckDataConfig) -> tuple[list[FileTask], list[FormatEvidence]]:
+    """Tell each file's format from its first rows; return how each is read, in the order of reports.
+
+    Raises:
+        ConfigurationError: a file is missing or of a kind that is not read.
+        DataError: it cannot be read, is empty, or its format is unknown or ambiguous.
+    """
+    entries = list(_entries(files, config))
+    names = distinct_names({key: path.name for key, path, *_ in entries})
+    tasks, formats = [], []
+    for key, path, table, label, file in entries:
+        evidence = identify(names[key], path, label, KINDS[table], file.format, _chosen(file))
+        formats.append(evidence)
+        options = Options(source=file.source or names[key], **_chosen(file))
+        ties = file.ties if isinstance(file, PreferenceFile) else None
+        tasks.append(FileTask(table, path, names[key], label, evidence.format, options, ties))
+    return tasks, formats
 
 
-def _account_all(entries: Entries) -> tuple[dict[str, TableCounts], list[Quarantined]]:
-    counts: dict[str, TableCounts] = {}
-    quarantined: list[Quarantined] = []
-    for name, rows in entries.by_table.items():
-        counts[name], rejected = account(rows)
-        quarantined += rejected
-    return counts, quarantined
+@dataclass(frozen=True)
+class PromptsFile:
+    """How a file of prompts or steps is read."""
+
+    format: str
+    source: str | None = None
 
 
-def _split(rows: Sequence[Judged], seed: int, fraction: float) -> tuple[list[Judged], list[Judged]]:
-    sides: tuple[list[Judged], list[Judged]] = ([], [])
-    for row in rows:
-        sides[is_validation(group_id(row.prompt), seed, fraction)].append(row)
-    return sides
+def _chosen(file: PreferenceFile | FeedbackFile | PromptsFile) -> dict[str, Any]:
+    """Return what the config says on how rows are read, beside the format."""
+    said: dict[str, Any] = {}
+    if isinstance(file, PreferenceFile):
+        said = {"label": file.label, "score": file.score, "max_pairs_per_row": file.max_pairs_per_row}
+    elif isinstance(file, FeedbackFile):
+        said = {"score": file.score, "rating_threshold": file.rating_threshold}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+Entry = tuple[str, Path, str, str, PreferenceFile | FeedbackFile | PromptsFile]
+
+
+def _entries(files: InputFiles, config: CheckDataConfig) -> Iterator[Entry]:
+    """Yield (input's name, path, kind of input, what messages call it, its part of the config) of each file."""
+    for index, (path, pairs) in enumerate(zip(files.preferences, config.preferences, strict=True)):
+        label = f"data.preferences.{index}.path: {pairs.path}"
+        yield f"preferences_{index}", path, "preferences", label, pairs
+    for index, (path, judged) in enumerate(zip(files.feedback, config.feedback, strict=True)):
+        yield f"feedback_{index}", path, "feedback", f"data.feedback.{index}.path: {judged.path}", judged
+    prompts = (
+        ("rl_prompts", files.rl_prompts, config.rl_prompts, config.rl_prompts_format),
+        ("eval_prompts", files.eval_prompts, config.eval_prompts, config.eval_prompts_format),
+    )
+    for table, found, named, layout in prompts:
+        if found is not None:
+            yield table, found, table, f"data.{table}: {named or found}", PromptsFile(layout)
+    for index, path in enumerate(files.stepwise):
+        yield f"stepwise_{index}", path, "stepwise", str(path), PromptsFile("auto")
+
+
+def _open(work_folder: Path) -> duckdb.DuckDBPyConnection:
+    from data_checks.whole.store import open_store
+
+    return open_store(work_folder, STORE_MEMORY_BYTES, 2)
+
+
+def _ledger(kind: str, chunks: Sequence[Chunk], written: Written) -> Ledger:
+    """Return the account of one kind of input."""
+    own = [chunk for chunk in chunks if chunk.table == kind]
+    fates: Mapping[tuple[str, str], int] = written.fates.get(kind, {})
+    defects = merge_defects([*(chunk.defects for chunk in own), written.defects.get(kind, {})], list(Reason))
+    return Ledger(
+        rows=sum(chunk.rows for chunk in own),
+        examples=sum(chunk.examples for chunk in own),
+        kept=fates.get(("kept", ""), 0),
+        quarantined={r.value: fates["quarantined", r.value] for r in Reason if fates.get(("quarantined", r.value))},
+        dropped={p.value: fates["dropped", p.value] for p in Policy if fates.get(("dropped", p.value))},
+        defects=defects,
+    )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_checks.check import Outcome, check
+from data_checks.checks import describe_check
 from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
-from data_checks.entries import InputFiles
-from data_checks.feedback_metrics import feedback_lengths, feedback_metrics
-from data_checks.metrics import DatasetMetrics, dataset_metrics, length_statistics
-from data_checks.report import build_report, refusal, run_checks, summarise
-from data_checks.runner import CheckedData, check_dataset
-from data_checks.tables import feedback_table, pair_table, prompt_table, quarantine_table, write_table
-from data_checks.tokens import load_tokenizer
-from data_checks.wording import describe_check
+from data_checks.presentation import write_report
+from data_checks.report import refusal, summarise
+from data_checks.runner import InputFiles
 from training_core.errors import ConfigurationError, DataError
 from training_core.protocol.atomic import write_json
 from training_core.protocol.context import StageContext
@@ -36,24 +34,36 @@ def run(context: StageContext) -> StageOutcome:
     """
     config = CheckDataConfig.model_validate(context.spec.config)
     files = input_files(context, config)
-    tokenizer = load_tokenizer(context.input_path("tokenizer"))
-    data = check_dataset(files, config, tokenizer, seed=context.spec.seed, progress=context.progress)
-    outputs = write_tables(context, data)
-
-    metrics = dataset_metrics(data)
-    checks, results = run_checks(data, config, metrics)
-    report = context.new_output("report")
-    report.mkdir()
-    write_json(report / "report.json", build_report(data, checks, metrics))
-    write_json(report / "great_expectations.json", results)
+    work_folder = context.directory.path / "work"
+    folder = context.directory.outputs_path
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        outcome = check(
+            files,
+            config,
+            context.input_path("tokenizer"),
+            seed=context.spec.seed,
+            work_folder=work_folder,
+            output_folder=folder,
+            progress=context.progress,
+        )
+    finally:
+        shutil.rmtree(work_folder, ignore_errors=True)
+    outputs = {f"{name}.parquet": f"outputs/{name}.parquet" for name in outcome.data.tables}
+    write_report(outcome, context.new_output("report"))
     outputs["report"] = "outputs/report"
-    write_metrics(context, data, metrics)
-    for check in checks:
-        if check.verdict != "pass" and (data.pairs or check.value is not None):
-            logger.warning("%s: %s: %s", check.verdict, describe_check(check, data), check.error or check.advice)
-    if message := refusal(data, checks, str(context.directory.outputs_path)):
+    # An output of its own: what the reward model must beat, and nothing that changes without it.
+    write_json(context.new_output("baselines.json"), outcome.report["baselines"] or {})
+    outputs["baselines.json"] = "outputs/baselines.json"
+    write_metrics(context, outcome)
+    for found in outcome.checks:
+        if found.verdict in ("warn", "fail", "error"):
+            logger.warning(
+                "%s: %s: %s", found.verdict, describe_check(found, outcome.data), found.error or found.advice
+            )
+    if message := refusal(outcome.data, outcome.checks, str(folder)):
         raise DataError(message)
-    return StageOutcome(outputs=outputs, summary=summarise(data, checks, metrics))
+    return StageOutcome(outputs=outputs, summary=summarise(outcome.data, outcome.checks, outcome.numbers))
 
 
 def input_files(context: StageContext, config: CheckDataConfig) -> InputFiles:
@@ -87,36 +97,10 @@ def _listed_files(
     return paths
 
 
-def write_tables(context: StageContext, data: CheckedData) -> dict[str, str]:
-    """Write the Parquet outputs; return their names and paths.
-
-    Tables of pairs are always there, without rows where no pairs were read; those of feedback where feedback was read.
-    """
-    tables = {
-        "train_pairs": pair_table(data.train),
-        "validation_pairs": pair_table(data.validation),
-        "rl_prompts": prompt_table(data.rl_prompts),
-        "eval_prompts": prompt_table(data.eval_prompts),
-        "quarantine": quarantine_table(data.quarantined),
-    }
-    if "feedback" in data.counts:
-        tables["train_feedback"] = feedback_table(data.train_feedback)
-        tables["validation_feedback"] = feedback_table(data.validation_feedback)
-    outputs = {}
-    for name, table in tables.items():
-        write_table(table, context.new_output(f"{name}.parquet"))
-        outputs[f"{name}.parquet"] = f"outputs/{name}.parquet"
-    return outputs
-
-
-def write_metrics(context: StageContext, data: CheckedData, metrics: DatasetMetrics) -> None:
+def write_metrics(context: StageContext, outcome: Outcome) -> None:
     """Write the numbers of the data set as the stage's only step."""
-    values = {f"data/{name}": value for name, value in metrics.items() if value is not None}
-    for column, statistics in length_statistics(data.pairs).items():
+    values = {f"data/{name}": value for name, value in outcome.numbers.items() if value is not None}
+    for column, statistics in outcome.report["lengths"].items():
         values |= {f"length/{column}_{name}": value for name, value in statistics.items()}
-    if "feedback" in data.counts:
-        values |= {f"data/{name}": value for name, value in feedback_metrics(data).items() if value is not None}
-        for column, statistics in feedback_lengths(data.feedback).items():
-            values |= {f"length/feedback_{column}_{name}": value for name, value in statistics.items()}
     context.metrics.truncate_after(0)
     context.metrics.write(1, values)

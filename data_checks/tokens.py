@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_checks.config import CheckDataConfig
-from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, Turns
+from data_checks.rows import FeedbackRow, Finding, PairRow, PromptItem, Reason, StepwiseRow, Turns
 from training_core.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ NO_LIMIT = 10**12
 """A tokenizer without a limit has a `model_max_length` of about 10**30."""
 MARKER = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\]")
 """What an added token that is not flagged special looks like when it steers a model."""
-
-ReportProgress = Callable[[int, int, str], None]
-"""Called with (done, total, phase)."""
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -78,7 +75,6 @@ def measure_pairs(
     tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     allowed: Sequence[str],
-    progress: ReportProgress,
 ) -> None:
     """Count the tokens of pairs without findings; add findings for what training cannot use.
 
@@ -99,7 +95,6 @@ def measure_pairs(
                     row.findings.append(Finding(found_in_side.reason, found_in_side.detail, side))
             if isinstance(chosen, tuple) and isinstance(rejected, tuple):
                 _measure_pair(row, chosen, rejected, limits)
-        progress(min(start + BATCH_TEXTS, len(usable)), len(usable), "tokens")
 
 
 def _measure_pair(row: PairRow, chosen: Encoded, rejected: Encoded, limits: Limits) -> None:
@@ -110,12 +105,11 @@ def _measure_pair(row: PairRow, chosen: Encoded, rejected: Encoded, limits: Limi
         row.findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected encode to the same tokens"))
 
 
-def measure_feedback(
-    rows: Sequence[FeedbackRow],
+def measure_answers(
+    rows: Sequence[FeedbackRow | StepwiseRow],
     tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     allowed: Sequence[str],
-    progress: ReportProgress,
 ) -> None:
     """Do for judged answers what `measure_pairs` does for pairs."""
     usable = [row for row in rows if not row.findings]
@@ -132,7 +126,6 @@ def measure_feedback(
             row.prompt_tokens, row.answer_tokens = map(len, found)
             row.findings += prompt_length_findings(row.prompt_tokens, limits)
             row.findings += answer_length_findings(row.prompt_tokens, row.answer_tokens, limits)
-        progress(start + len(batch), len(usable), "feedback tokens")
 
 
 def measure_prompts(
@@ -140,7 +133,6 @@ def measure_prompts(
     tokenizer: PreTrainedTokenizerBase,
     limits: Limits,
     allowed: Sequence[str],
-    progress: ReportProgress,
 ) -> None:
     """Do for prompts what `measure_pairs` does for pairs."""
     usable = [item for item in items if not item.findings]
@@ -149,7 +141,6 @@ def measure_prompts(
         batch = usable[start : start + BATCH_TEXTS]
         control.mark(batch, [item.prompt for item in batch])
         _measure_prompt_batch([item for item in batch if not item.findings], tokenizer, limits)
-        progress(start + len(batch), len(usable), "prompt tokens")
 
 
 def _measure_prompt_batch(items: Sequence[PromptItem], tokenizer: PreTrainedTokenizerBase, limits: Limits) -> None:
@@ -270,7 +261,9 @@ class ControlTokens:
         control = {index: text for index, text in added.items() if index in flagged or MARKER.fullmatch(text)} | special
         self.tokens = {index: text for index, text in control.items() if text not in allowed}
 
-    def mark(self, rows: Sequence[PairRow | FeedbackRow | PromptItem], conversations: Sequence[Turns]) -> None:
+    def mark(
+        self, rows: Sequence[PairRow | FeedbackRow | PromptItem | StepwiseRow], conversations: Sequence[Turns]
+    ) -> None:
         """Add a finding to each row in whose turns a control token is found."""
         for row, token in zip(rows, self.find(conversations), strict=True):
             if token is not None:

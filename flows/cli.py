@@ -66,6 +66,62 @@ def plan(configs: Configs, settings: Settings = None, root: Root = None, as_json
 
 
 @app.command()
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A data file, a `datasets` folder, or a hub id.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="How rows are laid out. Default: told from the columns.")
+    ] = "auto",
+    ties: Annotated[str | None, typer.Option(help="`drop` or `keep` pairs in which nothing is preferred.")] = None,
+    label: Annotated[str | None, typer.Option(help="Which of several judgements counts.")] = None,
+    score: Annotated[str | None, typer.Option(help="Which of several ratings counts.")] = None,
+    rating_threshold: Annotated[float | None, typer.Option(help="Ratings from here on are good.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Of the model to be trained: then lengths and control tokens are checked."),
+    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="OLD", help="An older version to compare with.")] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write the rows that are kept to NAME.fixed.jsonl beside it.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write an HTML page.")] = None,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Put a few rows' texts into the page, folded.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write canonical tables, quarantine and report to a new folder."),
+    ] = None,
+    data_docs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write Great Expectations' Data Docs to a new folder.")
+    ] = None,
+    every_check: Annotated[bool, typer.Option("--all", help="Also list what passed or was skipped.")] = False,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> Answer:
+    """Check a data file: what is in it, what would be trained on, what would not, and why. Exit code 3: not fit."""
+    from flows.commands.check import CheckOptions, check_file
+
+    options = CheckOptions(
+        file=file,
+        format=format_,
+        ties=ties,
+        label=label,
+        score=score,
+        rating_threshold=rating_threshold,
+        settings=settings or [],
+        tokenizer=tokenizer,
+        against=against,
+        fix=fix,
+        html=html,
+        output=output,
+        show_text=show_text,
+        every_check=every_check,
+        data_docs=data_docs,
+    )
+    return check_file(options, as_json=as_json)
+
+
+@app.command()
 def show(run_name: RunName = "latest", root: Root = None, as_json: AsJson = False) -> Answer:
     """Show one run: its stages, the gate's verdict, the registered model."""
     from flows.commands.show import print_run

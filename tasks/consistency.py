@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training_core.config.algorithms import PREFERENCE_NAMES, unknown_gold
 from training_core.config.online import OnlineConfig
 from training_core.config.rewards import rule_conflicts
+from training_core.errors import ConfigurationError
 from training_core.registry import nearest_name
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def find_conflicts(config: PipelineConfig) -> list[str]:
         *_algorithm_conflicts(config),
         *_reward_model_conflicts(config),
         *_length_conflicts(config),
+        *_data_conflicts(config),
         *_gate_conflicts(config),
         *_other(config),
     ]
@@ -131,6 +133,22 @@ def _length_conflicts(config: PipelineConfig) -> list[str]:
             f"data.max_prompt_tokens is {data.max_prompt_tokens}, which leaves no room for an answer within "
             f"data.max_total_tokens = {data.max_total_tokens}: lower the one or raise the other"
         )
+    return found
+
+
+def _data_conflicts(config: PipelineConfig) -> list[str]:
+    """What the data checks would refuse only after they have read everything."""
+    from data_checks.checks.thresholds import check_names
+
+    found = []
+    try:
+        check_names(config.data)
+        if config.data.languages:  # The detector's module brings numpy and Arrow.
+            from data_checks.samples.language import families
+
+            families(config.data.languages)
+    except ConfigurationError as error:
+        found.append(str(error))
     return found
 
 

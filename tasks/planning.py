@@ -34,6 +34,8 @@ PACKAGES: dict[str, Mapping[str, StageEntry]] = {
     "tasks": tasks.STAGES,
 }
 RUN_HASH_LENGTH = 12
+BASELINES = "baselines.json"
+"""Output of check_data, where there are pairs: what a reward model has to beat."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,9 @@ def _reward_model(state: ChainState) -> tuple[dict[str, Any], dict[str, Artifact
     if from_feedback and state.config.data.preferences:
         # Pairs beside ratings: they say how often the model prefers what people preferred.
         inputs["validation_pairs"] = state.output("check_data", "validation_pairs.parquet")
+    if BASELINES in state.finished["check_data"].result.outputs and "validation_pairs" in inputs:
+        # Not the whole report: another limit of some check would train the reward model again.
+        inputs["baselines"] = state.output("check_data", BASELINES)
     return state.portable_config["reward_model"], inputs
 
 

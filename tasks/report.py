@@ -245,9 +245,9 @@ def _samples(stage: Mapping[str, Any] | None, gate: Mapping[str, Any]) -> dict[s
     return {"models": models, "metric": metric, "rows": chosen, "num_prompts": len(prompts)}
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
+def _read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = pq.read_table(path, columns=None if columns is None else list(columns)).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise ArtifactError(
             f"{path} is damaged: {error}. Delete that stage's directory; the same `tidegate run` command makes it again"
@@ -293,10 +293,11 @@ def _data_section(stage: Mapping[str, Any] | None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     if path is not None:
         counts: dict[str, int] = {}
-        for row in _read_rows(path):
+        # Without the row's text: secrets and personal data stand in it, and a page is passed around.
+        for row in _read_rows(path, ("reason_code", "detail", "source_file", "source_row")):
             counts[row["reason_code"]] = counts.get(row["reason_code"], 0) + 1
             if counts[row["reason_code"]] <= MAX_ROWS_A_REASON and len(rows) < MAX_QUARANTINE_ROWS:
-                rows.append({**row, "raw": str(row["raw"])[:300]})
+                rows.append(row)
         reasons = reasons if isinstance(reasons, dict) else counts
     numbers = {key: value for key, value in summary.items() if isinstance(value, int | float | str)}
     checks = [check for check in summary.get("checks") or [] if isinstance(check, dict)]

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_checks.files import SUFFIXES
 from tasks.alarms import ALARMS_FILE, alarm_counts, read_alarms
 from tasks.mlflow_runs import SPEC_TAG, STAGE_TAG, UID_TAG, close_run, find_or_create_run, find_run, pipeline_run
 from tasks.mlflow_store import StoreLocation, experiment_id, redact, redact_uris
 from tasks.showing import flatten
+from tasks.tracking_datasets import checked_datasets, input_datasets, log_new
 from tasks.tracking_journal import FINISHED, Journal, StageNote, stage_of
 from tasks.tracking_rows import (
     ALARMS_PREFIX,
@@ -38,9 +37,10 @@ ENTRIES_PER_BATCH = 100
 MAX_PARAM_CHARACTERS = 500
 MAX_TAG_CHARACTERS = 5000
 MAX_ARTIFACT_BYTES = 50 << 20
-DIGEST_CHARACTERS = 36
-"""MLflow refuses a longer dataset digest; the whole one is a tag."""
 ARTIFACT_SUFFIXES = (".json", ".html", ".md")
+DATASET_CARD = "DATASET_CARD.md"
+DESCRIPTION_TAG = "mlflow.note.content"
+"""Markdown that MLflow shows at the head of a run's page."""
 DONE_TAG = "tidegate.done"
 """Set last, to the digest of result.json: everything of this result is in MLflow."""
 
@@ -177,7 +177,7 @@ class StageSync:
             spec = StageSpec.load(self.directory.spec_path)
             params = {"seed": spec.seed, "stage_version": spec.stage_version, **flatten(spec.config)}
             add_missing_params(self.client, self.run_id, params)
-            log_datasets(self.client, run, spec)
+            log_new(self.client, run, input_datasets(spec))
             for name, artifact in spec.inputs.items():
                 tags[f"tidegate.input.{name}"] = artifact.sha256
         set_tags(self.client, self.run_id, tags)
@@ -203,9 +203,15 @@ class StageSync:
         self.log.send_summary(numbers)
         outcome = summary_numbers(result.summary) | rule_numbers(result.summary)
         set_metrics(self.client, self.pipeline_id, {f"{self.name}/{key}": value for key, value in outcome.items()})
-        for path in result_files(self.directory, result):
+        if datasets := checked_datasets(self.directory.path, result):
+            for run_id in (self.run_id, self.pipeline_id):
+                log_new(self.client, self.client.get_run(run_id), datasets)
+        files = result_files(self.directory, result)
+        for path in files:
             self.client.log_artifact(self.run_id, str(path))
         tags = {f"tidegate.output.{name}": artifact.sha256 for name, artifact in result.outputs.items()}
+        for card in (path for path in files if path.name == DATASET_CARD):
+            tags[DESCRIPTION_TAG] = card.read_text(encoding="utf-8")
         for key, value in result.summary.items():
             if isinstance(value, str):
                 tags[f"tidegate.{key}"] = value
@@ -264,25 +270,3 @@ def set_metrics(client: MlflowClient, run_id: str, values: dict[str, float]) -> 
     new = [Metric(name, value, now, 0) for name, value in named.items() if known.get(name) != value]
     for start in range(0, len(new), METRICS_PER_BATCH):
         client.log_batch(run_id, metrics=new[start : start + METRICS_PER_BATCH])
-
-
-def log_datasets(client: MlflowClient, run: Any, spec: StageSpec) -> None:
-    """Name the data files among a stage's inputs as MLflow datasets, each with its whole digest as a tag."""
-    from mlflow.data.dataset_source_registry import resolve_dataset_source
-    from mlflow.data.meta_dataset import MetaDataset
-    from mlflow.entities import DatasetInput, InputTag
-
-    known = {item.dataset.name for item in run.inputs.dataset_inputs} if run.inputs else set()
-    inputs = []
-    for name, artifact in spec.inputs.items():
-        if name in known or not artifact.path.endswith(SUFFIXES):
-            continue
-        with warnings.catch_warnings():  # MLflow registers its source of local files twice and warns about that.
-            warnings.simplefilter("ignore", UserWarning)
-            source = resolve_dataset_source(artifact.path)
-        digest = artifact.sha256[:DIGEST_CHARACTERS]
-        dataset = MetaDataset(source, name=name, digest=digest)  # type: ignore[abstract]  # MLflow's own idea of it.
-        tags = [InputTag("mlflow.data.context", name), InputTag("tidegate.sha256", artifact.sha256)]
-        inputs.append(DatasetInput(dataset._to_mlflow_entity(), tags=tags))
-    if inputs:
-        client.log_inputs(run.info.run_id, inputs)

@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_checking import Loaded, files_of, load_check
 from transformers import PreTrainedTokenizerBase
 
 from data_checks.config import CheckDataConfig
-from data_checks.entries import InputFiles
-from data_checks.runner import CheckedData, check_dataset
 
 
 @pytest.fixture(scope="session")
@@ -51,23 +50,16 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def files_of(config: CheckDataConfig) -> InputFiles:
-    """Return the files where the config names them."""
-    prompts = [None if path is None else Path(path) for path in (config.rl_prompts, config.eval_prompts)]
-    feedback = [Path(file.path) for file in config.feedback]
-    return InputFiles([Path(file.path) for file in config.preferences], *prompts, feedback)
-
-
 @pytest.fixture
-def check(chat_tokenizer: PreTrainedTokenizerBase) -> Callable[..., CheckedData]:
+def check(tokenizer_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loaded]:
     """Check files with generous limits; keywords are config fields."""
 
-    def run(*paths: Path, format: str = "auto", seed: int = 3, **fields: Any) -> CheckedData:
+    def run(*paths: Path, format: str = "auto", seed: int = 3, **fields: Any) -> Loaded:
         preferences = [{"path": str(path), "format": format} for path in paths]
         config = CheckDataConfig.model_validate(
             {"preferences": preferences, "min_pairs": 2, "min_feedback": 2, **fields}
         )
-        return check_dataset(files_of(config), config, chat_tokenizer, seed=seed)
+        return load_check(files_of(config), config, tokenizer_directory, tmp_path_factory.mktemp("check"), seed)
 
     return run
 

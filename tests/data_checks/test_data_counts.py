@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from data_checks import tokens as tokens_module
 from data_checks.config import CheckDataConfig
 from data_checks.keys import group_id, normalise_text
-from data_checks.metrics import chosen_longer_share, dataset_metrics, length_statistics, row_metrics
-from data_checks.runner import TableCounts
+from data_checks.result import Ledger
 from data_checks.splits import is_validation
-from data_checks.tables import pair_table, prompt_table
 from data_checks.tokens import Limits, encode_conversations
 
 few_texts = st.sampled_from(["", " ", "yes", "Yes ", "no", "maybe<|im_end|>", "word " * 40, "a\x00", "é"])
@@ -43,7 +41,7 @@ lines = st.one_of(
 
 
 @given(content=st.lists(lines, min_size=1, max_size=25), format_name=st.sampled_from(["pairs", "hh"]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counts_add_up_whatever_is_in_the_file(
     content: list[bytes], format_name: str, tmp_path: Path, check: Any
 ) -> None:
@@ -53,10 +51,10 @@ def test_counts_add_up_whatever_is_in_the_file(
     data = check(path, format=format_name, max_total_tokens=60)
     expected = [number for number, line in enumerate(content, start=1) if line.strip()]
     counts = data.counts["preferences"]
-    assert counts.rows == len(expected) == counts.kept + sum(counts.quarantined.values())
-    used = [row.origin.number for row in data.pairs]
-    assert sorted(used + [row.number for row in data.quarantined]) == expected
-    assert pair_table(data.pairs).num_rows == counts.kept
+    assert counts.rows == counts.examples == len(expected) == counts.kept + sum(counts.quarantined.values())
+    used = [row.source_row for row in data.pairs]
+    assert sorted(used + [row.source_row for row in data.quarantined]) == expected
+    assert len(used) == counts.kept
 
 
 def test_counts_over_several_files(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -74,7 +72,7 @@ def test_counts_over_several_files(good_pairs: Any, write_rows: Any, check: Any)
         "conflicting_pair": 2,
         "duplicate_pair": 3,
     }
-    assert sorted((Path(row.file).name, row.number, row.reason.value) for row in data.quarantined) == [
+    assert sorted((row.source_file, row.source_row, row.reason_code) for row in data.quarantined) == [
         ("first.jsonl", 6, "conflicting_pair"),
         ("first.jsonl", 22, "malformed_json"),
         ("first.jsonl", 24, "duplicate_pair"),
@@ -85,7 +83,7 @@ def test_counts_over_several_files(good_pairs: Any, write_rows: Any, check: Any)
         ("third.parquet", 1, "duplicate_pair"),
         ("third.parquet", 2, "empty_response"),
     ]
-    assert dataset_metrics(data)["rows_unaccounted"] == 0
+    assert data.numbers()["rows_unaccounted"] == 0
 
 
 def test_a_system_message_moves_no_prompt_to_the_other_side(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -104,19 +102,19 @@ def test_a_system_message_moves_no_prompt_to_the_other_side(good_pairs: Any, wri
 def test_large_tables_are_built_in_pieces(
     good_pairs: Any, write_rows: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = write_rows([{"prompt": f"Prompt {index}"} for index in range(60)], "rl.jsonl")
+    prompts = write_rows([{"prompt": f"Prompt {index * index}"} for index in range(60)], "rl.jsonl")
     path = write_rows(good_pairs)
     sizes: list[int] = []
 
     def content() -> list[Any]:
         data = check(path, rl_prompts=str(prompts))
-        tokens = [item.prompt_tokens for item in data.rl_prompts]
-        tables = (pair_table(data.pairs), prompt_table(data.rl_prompts), row_metrics(data))
-        return [*(table.to_pylist() for table in tables), tokens]
+        tables = (data.table("train_pairs"), data.table("validation_pairs"), data.table("rl_prompts"))
+        numbers = (data.features(), data.features("rl_prompts"))
+        return [*(table.to_pylist() for table in (*tables, *numbers)), data.fingerprint]
 
     whole = content()
     monkeypatch.setattr("data_checks.tables.ROW_GROUP_SIZE", 7)
-    monkeypatch.setattr("data_checks.metrics.CHUNK_ROWS", 9)
+    monkeypatch.setattr("data_checks.reading.block.MAX_BLOCK_ROWS", 9)
     monkeypatch.setattr("data_checks.tokens.BATCH_TEXTS", 11)
     encode = tokens_module.encode_all
     monkeypatch.setattr(
@@ -128,7 +126,9 @@ def test_large_tables_are_built_in_pieces(
 
 def test_a_lost_row_is_noticed() -> None:
     with pytest.raises(AssertionError, match="a row is lost"):
-        TableCounts(rows=3, kept=1, quarantined={"too_long": 1}, defects={})
+        Ledger(rows=3, examples=3, kept=1, quarantined={"too_long": 1}, dropped={}, defects={})
+    with pytest.raises(AssertionError, match="a row became no example"):
+        Ledger(rows=3, examples=2, kept=1, quarantined={"too_long": 1}, dropped={}, defects={})
 
 
 def test_splits_share_no_prompt_and_do_not_move(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -166,13 +166,16 @@ def test_rl_prompts_from_a_file_keep_clear_of_the_validation_split(
     assert data.counts["rl_prompts"].quarantined == {"prompt_in_evaluation": len(held_out)}
     assert {group_id(item.prompt) for item in data.rl_prompts} == {group_id(row.prompt) for row in data.train}
     # The split put them there, so they are no defects of the file.
-    assert dataset_metrics(data)["rl_prompts_quarantined_fraction"] == 0
+    assert data.numbers()["rl_prompts_quarantined_fraction"] == 0
     evaluation = write_rows([{"prompt": good_pairs[0]["prompt"]}], "eval.jsonl")
     data = check(write_rows(good_pairs[1:]), rl_prompts=str(prompts), eval_prompts=str(evaluation))
-    assert dataset_metrics(data)["rl_prompts_quarantined_fraction"] == 1 / 40
+    assert data.numbers()["rl_prompts_quarantined_fraction"] == 1 / 40
 
 
-@pytest.mark.parametrize("module", ["files", "formats", "keys", "rows", "splits"])
+DOCUMENTED = ("files", "keys", "rows", "splits", "comparison", "presentation.words", "reading.json_lists")
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
 def test_examples_in_docstrings(module: str) -> None:
     results = doctest.testmod(importlib.import_module(f"data_checks.{module}"))
     assert (results.failed, results.attempted > 0) == (0, True)
@@ -192,18 +195,12 @@ def test_the_tokenizers_own_limit_wins(chat_tokenizer: Any) -> None:
     )
 
 
-def test_length_statistics(good_pairs: Any, write_rows: Any, check: Any) -> None:
+def test_chosen_longer_share_is_of_tokens_where_they_are_known(good_pairs: Any, write_rows: Any, check: Any) -> None:
     data = check(write_rows(good_pairs))
-    statistics = length_statistics(data.pairs)
-    longest = max(
-        (row.prompt_tokens or 0) + max(row.chosen_tokens or 0, row.rejected_tokens or 0) for row in data.pairs
-    )
-    assert statistics["total_tokens"]["max"] == longest
-    assert statistics["prompt_tokens"]["mean"] == pytest.approx(sum(r.prompt_tokens or 0 for r in data.pairs) / 40)
-    chosen_longer = sum((row.chosen_tokens or 0) > (row.rejected_tokens or 0) for row in data.pairs)
-    ties = sum(row.chosen_tokens == row.rejected_tokens for row in data.pairs)
-    assert chosen_longer_share(data.pairs) == pytest.approx((chosen_longer + ties / 2) / 40)
-    assert (chosen_longer_share([]), length_statistics([])) == (None, {})
+    rows = list(data.tokens().values())
+    longer = sum(row.chosen_tokens > row.rejected_tokens for row in rows)
+    ties = sum(row.chosen_tokens == row.rejected_tokens for row in rows)
+    assert data.numbers()["chosen_longer_share"] == pytest.approx((longer + ties / 2) / 40)
 
 
 def test_inverted_scores_are_counted(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -211,7 +208,7 @@ def test_inverted_scores_are_counted(good_pairs: Any, write_rows: Any, check: An
         {**row, "chosen_score": 1.0, "rejected_score": 2.0 if index < 4 else 0.5}
         for index, row in enumerate(good_pairs)
     ]
-    assert dataset_metrics(check(write_rows(rows)))["score_inverted_fraction"] == 0.1
+    assert check(write_rows(rows)).numbers()["score_inverted_fraction"] == 0.1
 
 
 def test_fingerprint_ignores_order_and_files_but_no_text(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -226,7 +223,7 @@ def test_fingerprint_ignores_order_and_files_but_no_text(good_pairs: Any, write_
 def test_text_is_never_normalised_only_keys_are(write_rows: Any, good_pairs: Any, check: Any) -> None:
     odd = {"prompt": " Cafe\u0301\t?", "chosen": "  YES \n", "rejected": "\u00a0No"}
     data = check(write_rows([*good_pairs, odd]))
-    row = next(row for row in pair_table(data.pairs).to_pylist() if row["source_row"] == 41)
+    row = next(row for row in data.pairs if row["source_row"] == 41)
     assert row["prompt_messages"] == [{"role": "user", "content": odd["prompt"]}]
     assert row["chosen_messages"] == [{"role": "assistant", "content": odd["chosen"]}]
     assert row["rejected_messages"] == [{"role": "assistant", "content": odd["rejected"]}]
@@ -244,18 +241,21 @@ def test_tokens_are_counted_as_training_encodes_them(
             [turn._asdict() for turn in part] for part in (row.prompt, row.chosen, row.rejected)
         )
         ids, num_prompt_tokens = encode_conversation(chat_tokenizer, prompt, chosen)
-        assert (row.prompt_tokens, row.chosen_tokens) == (num_prompt_tokens, len(ids) - num_prompt_tokens)
+        numbers = data.tokens()[row.source_row]
+        assert (numbers.prompt_tokens, numbers.chosen_tokens) == (num_prompt_tokens, len(ids) - num_prompt_tokens)
         ids, _ = encode_conversation(chat_tokenizer, prompt, rejected)
-        assert row.rejected_tokens == len(ids) - num_prompt_tokens
-    for item in data.rl_prompts:
-        assert item.prompt_tokens == len(encode_prompt(chat_tokenizer, [turn._asdict() for turn in item.prompt]))
+        assert numbers.rejected_tokens == len(ids) - num_prompt_tokens
+    longest = max(
+        len(encode_prompt(chat_tokenizer, [turn._asdict() for turn in item.prompt])) for item in data.rl_prompts
+    )
+    assert data.whole["longest_rl_prompts_tokens"] == longest
     assert encode_conversations(chat_tokenizer, []) == []
 
 
 def test_prompt_columns(good_pairs: Any, write_rows: Any, check: Any) -> None:
     prompts = [{"prompt": "One", "prompt_id": "p1", "answer": {"value": [1, 2]}}, {"prompt": "Two"}]
     data = check(write_rows(good_pairs), eval_prompts=str(write_rows(prompts, "eval.jsonl")))
-    rows = prompt_table(data.eval_prompts).to_pylist()
+    rows = data.eval_prompts
     assert [json.loads(row["extra"]) for row in rows] == [{"answer": {"value": [1, 2]}}, {}]
     assert rows[0]["prompt_id"] == "p1"
     assert len(rows[1]["prompt_id"]) == 32

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_checking import Loaded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_checks.formats import parse_feedback
 from data_checks.keys import group_id
 from data_checks.rows import FeedbackRow, Finding, RawRow
-from data_checks.runner import CheckedData
-from data_checks.tables import feedback_table
 from training_core.errors import DataError
 
 
@@ -32,12 +31,12 @@ def parse(row: dict[str, Any], rating_threshold: float | None = None) -> Feedbac
 
 
 @pytest.fixture
-def check_feedback(check: Any, write_rows: Any) -> Callable[..., CheckedData]:
+def check_feedback(check: Any, write_rows: Any) -> Callable[..., Loaded]:
     """Check rows of feedback alone; keywords are config fields."""
 
-    def run(rows: list[Any], **fields: Any) -> CheckedData:
+    def run(rows: list[Any], **fields: Any) -> Loaded:
         path = write_rows(rows, "feedback.jsonl")
-        data: CheckedData = check(feedback=[{"path": str(path)}], **fields)
+        data: Loaded = check(feedback=[{"path": str(path)}], **fields)
         return data
 
     return run
@@ -117,7 +116,7 @@ def test_each_reason(fields: dict[str, Any], reason: str, detail: str, check_fee
     row = {**feedback(1, start=99)[0], **fields}
     limits = {"max_prompt_tokens": 100, "max_response_tokens": 60}
     data = check_feedback([*feedback(), row], **limits)
-    assert [(item.reason.value, item.number) for item in data.quarantined] == [(reason, 41)]
+    assert [(item.reason_code, item.source_row) for item in data.quarantined] == [(reason, 41)]
     assert detail in data.quarantined[0].detail
     assert data.counts["feedback"].quarantined == {reason: 1}
     assert len(data.feedback) == data.counts["feedback"].kept == 40
@@ -125,8 +124,8 @@ def test_each_reason(fields: dict[str, Any], reason: str, detail: str, check_fee
 
 def test_prompt_and_answer_together_too_long(check_feedback: Any) -> None:
     row = {"prompt": "word " * 20, "answer": "word " * 20, "label": True}
-    total = check_feedback([*feedback(), row]).feedback
-    longest = max(item.prompt_tokens + item.answer_tokens for item in total)
+    total = check_feedback([*feedback(), row]).tokens("feedback").values()
+    longest = max(item.prompt_tokens + item.chosen_tokens for item in total)
     data = check_feedback([*feedback(), row], max_total_tokens=longest - 1)
     assert data.counts["feedback"].quarantined == {"too_long": 1}
     assert data.quarantined[0].detail == f"{longest} tokens, at most {longest - 1}"
@@ -136,9 +135,10 @@ def test_tokens_are_those_of_training(check_feedback: Any, chat_tokenizer: Any) 
     from training_core.models.chat import encode_conversation
 
     data = check_feedback(feedback(10))
-    for row, written in zip(data.feedback, feedback_table(data.feedback).to_pylist(), strict=True):
-        ids, num_prompt = encode_conversation(chat_tokenizer, written["prompt_messages"], written["answer_messages"])
-        assert (row.prompt_tokens, row.answer_tokens) == (num_prompt, len(ids) - num_prompt)
+    for row in data.feedback:
+        ids, num_prompt = encode_conversation(chat_tokenizer, row["prompt_messages"], row["answer_messages"])
+        numbers = data.tokens("feedback")[row["source_row"]]
+        assert (numbers.prompt_tokens, numbers.chosen_tokens) == (num_prompt, len(ids) - num_prompt)
 
 
 def test_a_repeated_judgement_counts_once(check_feedback: Any) -> None:
@@ -151,14 +151,14 @@ def test_a_repeated_judgement_counts_once(check_feedback: Any) -> None:
         {**first, "rating": 2},  # Another person's.
     ]
     data = check_feedback(rows)
-    assert [(item.reason.value, item.number) for item in data.quarantined] == [
+    assert [(item.reason_code, item.source_row) for item in data.quarantined] == [
         ("duplicate_feedback", 41),
         ("duplicate_feedback", 43),
     ]
     assert data.quarantined[0].detail.startswith("repeats row 1 of ")
-    assert data.num_feedback_duplicates == 2
+    assert data.whole["num_feedback_duplicates"] == 2
     kept = check_feedback(rows, duplicates="keep_all")
-    assert (len(kept.feedback), kept.num_feedback_duplicates) == (44, 2)
+    assert (len(kept.feedback), kept.whole["num_feedback_duplicates"]) == (44, 2)
 
 
 def test_labels_both_ways_are_a_conflict(check_feedback: Any) -> None:
@@ -166,13 +166,13 @@ def test_labels_both_ways_are_a_conflict(check_feedback: Any) -> None:
     rows = [*feedback(), {**first, "label": False}, {**first, "label": None, "rating": 1}]
     data = check_feedback(rows)
     # Rows 1 and 41 contradict each other; a rating without a label contradicts nothing.
-    assert [(item.reason.value, item.number) for item in data.quarantined] == [
+    assert [(item.reason_code, item.source_row) for item in data.quarantined] == [
         ("conflicting_labels", 1),
         ("conflicting_labels", 41),
     ]
-    assert data.num_feedback_conflicts == 2
+    assert data.whole["num_feedback_conflicts"] == 2
     kept = check_feedback(rows, conflicts="keep_all")
-    assert (len(kept.feedback), kept.num_feedback_conflicts) == (42, 2)
+    assert (len(kept.feedback), kept.whole["num_feedback_conflicts"]) == (42, 2)
 
 
 def test_pairs_and_feedback_of_one_prompt_are_on_one_side(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -185,27 +185,35 @@ def test_pairs_and_feedback_of_one_prompt_are_on_one_side(good_pairs: Any, write
     data = check(write_rows(good_pairs), feedback=[{"path": str(path)}], validation_fraction=0.3)
     sides = [
         {group_id(row.prompt) for row in (*pairs, *judged)}
-        for pairs, judged in ((data.train, data.train_feedback), (data.validation, data.validation_feedback))
+        for pairs, judged in (
+            (data.train, data.rows("train_feedback")),
+            (data.validation, data.rows("validation_feedback")),
+        )
     ]
     assert not sides[0] & sides[1]
-    for pairs, judged in ((data.train, data.train_feedback), (data.validation, data.validation_feedback)):
+    for pairs, judged in (
+        (data.train, data.rows("train_feedback")),
+        (data.validation, data.rows("validation_feedback")),
+    ):
         assert {group_id(row.prompt) for row in pairs} == {group_id(row.prompt) for row in judged} != set()
     # Both give prompts, each text once, pairs first; the system turn makes another text of the same group.
     assert [item.prompt for item in data.eval_prompts] == [
-        row.prompt for row in (*data.validation, *data.validation_feedback)
+        row.prompt for row in (*data.validation, *data.rows("validation_feedback"))
     ]
-    assert [item.prompt for item in data.rl_prompts] == [row.prompt for row in (*data.train, *data.train_feedback)]
+    assert [item.prompt for item in data.rl_prompts] == [
+        row.prompt for row in (*data.train, *data.rows("train_feedback"))
+    ]
 
 
 def test_evaluation_prompts_are_held_out_of_feedback(check_feedback: Any, write_rows: Any) -> None:
     held_out = write_rows([{"prompt": "TELL me about  7."}], "eval.jsonl")
     data = check_feedback(feedback(), eval_prompts=str(held_out))
-    assert [(item.reason.value, item.number) for item in data.quarantined] == [("prompt_in_evaluation", 8)]
+    assert [(item.reason_code, item.source_row) for item in data.quarantined] == [("prompt_in_evaluation", 8)]
     # Without that file the validation side is held out, of the prompts for RL too.
     for_rl = write_rows([{"prompt": row["prompt"]} for row in feedback()], "rl.jsonl")
     data = check_feedback(feedback(), rl_prompts=str(for_rl), validation_fraction=0.3)
-    assert len(data.rl_prompts) == len(data.train_feedback)
-    assert data.counts["rl_prompts"].quarantined == {"prompt_in_evaluation": len(data.validation_feedback)}
+    assert len(data.rl_prompts) == len(data.rows("train_feedback"))
+    assert data.counts["rl_prompts"].quarantined == {"prompt_in_evaluation": len(data.rows("validation_feedback"))}
 
 
 def test_the_fingerprint_is_of_pairs_and_feedback(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -229,9 +237,9 @@ def test_what_a_file_holds_is_told(check: Any, write_rows: Any) -> None:
     data = check(feedback=[{"path": str(path)} for path in paths])
     first = data.formats[0]
     assert (first.format, first.unused_columns) == ("feedback", ["user"])
-    assert "5 of 5 rows have label" in first.evidence
+    assert "5 of 5 sampled rows have label" in first.evidence
     assert {row.source for row in data.feedback} == {"a.jsonl", "b.parquet"}
-    with pytest.raises(DataError, match=r"data\.feedback\.0\.path: .*feedback rows need prompt and one of completion"):
+    with pytest.raises(DataError, match=r"data\.feedback\.0\.path: .*format pairs .*belongs in data\.preferences"):
         check(feedback=[{"path": str(write_rows([{"prompt": "a", "chosen": "b", "rejected": "c"}], "p.jsonl"))}])
     with pytest.raises(DataError, match="could not be read"):
         check(feedback=[{"path": str(write_rows([b"{"], "p.jsonl"))}])
@@ -255,18 +263,16 @@ lines = st.one_of(st.dictionaries(columns, cells), good).map(lambda row: json.du
         st.one_of(lines, st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"").replace(b"\r", b""))), max_size=20
     )
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_row_is_lost(content: list[bytes], tmp_path: Path, check: Any) -> None:
     content = [json.dumps(feedback(1)[0]).encode(), *content]
     path = tmp_path / "fuzz.jsonl"
     path.write_bytes(b"\n".join(content))
-    data = check(feedback=[{"path": str(path), "rating_threshold": 2.0}], max_total_tokens=60)
+    data = check(feedback=[{"path": str(path), "format": "feedback", "rating_threshold": 2.0}], max_total_tokens=60)
     expected = [number for number, line in enumerate(content, start=1) if line.strip()]
     counts = data.counts["feedback"]
     assert counts.rows == len(expected) == counts.kept + sum(counts.quarantined.values())
-    assert (
-        sorted([row.origin.number for row in (*data.feedback,)] + [row.number for row in data.quarantined]) == expected
-    )
+    assert sorted([row.source_row for row in data.feedback] + [row.source_row for row in data.quarantined]) == expected
     labels: dict[Any, set[bool]] = {}
     for row in data.feedback:
         if row.label is not None:

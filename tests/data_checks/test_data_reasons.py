@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from data_checking import Loaded, files_of, load_check
 from tokenizers import normalizers
 
 from data_checks.config import CheckDataConfig
-from data_checks.entries import InputFiles
 from data_checks.formats import parse_prompt
 from data_checks.rows import ADVICE, Finding, RawRow, Reason, Turn
-from data_checks.runner import CheckedData, check_dataset
-from data_checks.tables import pair_table, write_table
 from data_checks.tokens import load_tokenizer, render
 from training_core.data.tables import build_pair_table
 from training_core.errors import PreemptedError, StopRequestedError
@@ -49,7 +49,7 @@ PAIR_CASES: list[tuple[Reason, list[Any], dict[str, Any]]] = [
     (Reason.WRONG_TYPE, [pair(chosen=5), pair(prompt=["text"]), pair(rejected={"text": "x"})], {}),
     (Reason.WRONG_TYPE, [{"prompt": "a", "chosen": "b"}, {"chosen": "b", "rejected": "c"}], {}),
     (Reason.WRONG_TYPE, [pair(margin=True), pair(margin="1.0"), pair(source=3)], {}),
-    (Reason.WRONG_TYPE, [b'{"prompt": "a", "chosen": "c", "rejected": "d", "margin": 1e999}'], {}),
+    (Reason.MALFORMED_JSON, [b'{"prompt": "a", "chosen": "c", "rejected": "d", "margin": 1e999}'], {}),
     (Reason.WRONG_TYPE, [pair(margin=int("9" * 400))], {}),
     (Reason.WRONG_TYPE, [pair(prompt=messages("wizard: Hello there"))], {}),
     (Reason.WRONG_TYPE, [pair(prompt=[{"role": "user", "content": [{"type": "text"}]}])], {}),
@@ -92,12 +92,12 @@ PAIR_CASES: list[tuple[Reason, list[Any], dict[str, Any]]] = [
 def test_pair_reason(
     reason: Reason, rows: list[Any], fields: dict[str, Any], good_pairs: Any, write_rows: Any, check: Any
 ) -> None:
-    data: CheckedData = check(write_rows([*good_pairs, *rows]), **fields)
+    data: Loaded = check(write_rows([*good_pairs, *rows]), **fields)
     counts = data.counts["preferences"]
     assert counts.quarantined == {reason.value: len(rows)}
     assert list(counts.defects) == [reason.value]
     assert counts.kept == len(data.pairs) == len(good_pairs)
-    assert [row.number for row in data.quarantined] == list(range(41, 41 + len(rows)))
+    assert [row.source_row for row in data.quarantined] == list(range(41, 41 + len(rows)))
 
 
 def test_duplicates_keep_the_first(good_pairs: Any, write_rows: Any, check: Any) -> None:
@@ -105,18 +105,18 @@ def test_duplicates_keep_the_first(good_pairs: Any, write_rows: Any, check: Any)
     path = write_rows([*good_pairs, pair(), again, pair()])
     data = check(path)
     assert data.counts["preferences"].quarantined == {"duplicate_pair": 2}
-    assert [row.detail for row in data.quarantined] == [f"repeats row 41 of {path}"] * 2
+    assert [row.detail for row in data.quarantined] == [f"repeats row 41 of {path.name}"] * 2
     kept = check(path, duplicates="keep_all")
     assert kept.counts["preferences"].quarantined == {}
-    assert data.num_duplicates == kept.num_duplicates == 2
+    assert data.whole["num_duplicates"] == kept.whole["num_duplicates"] == 2
 
 
 def test_conflicts_may_be_kept_and_case_is_no_conflict(good_pairs: Any, write_rows: Any, check: Any) -> None:
     both_ways = [pair(), pair(chosen="No, never.", rejected="Yes, gladly.")]
     kept = check(write_rows([*good_pairs, *both_ways]), conflicts="keep_all")
-    assert (kept.counts["preferences"].kept, kept.num_conflicts) == (42, 2)
+    assert (kept.counts["preferences"].kept, kept.whole["num_conflicts"]) == (42, 2)
     case_only = check(write_rows([*good_pairs, pair(chosen="Yes", rejected="yes")]))
-    assert (case_only.counts["preferences"].kept, case_only.num_conflicts) == (41, 0)
+    assert (case_only.counts["preferences"].kept, case_only.whole["num_conflicts"]) == (41, 0)
 
 
 def test_every_reason_has_advice_and_a_case() -> None:
@@ -126,6 +126,11 @@ def test_every_reason_has_advice_and_a_case() -> None:
         Reason.PROMPT_IN_EVALUATION,
         Reason.DUPLICATE_PAIR,
         Reason.DUPLICATE_PROMPT,
+        # In tests of their own: of rows too large to be read, of ties, of secrets, of verifiers.
+        Reason.ROW_TOO_LARGE,
+        Reason.UNDECLARED_TIE,
+        Reason.SECRET,
+        Reason.GOLD_REJECTED,
         # Of feedback rows.
         Reason.MISSING_JUDGEMENT,
         Reason.CONFLICTING_LABELS,
@@ -141,16 +146,18 @@ def test_answers_that_are_the_same_tokens_are_identical(
     composed, decomposed = pair(chosen="Caf\u00e9."), pair(rejected="Cafe\u0301.")
     path = write_rows([*good_pairs, {**composed, "rejected": decomposed["rejected"]}])
     config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}]})
-    plain, normalising = load_tokenizer(tokenizer_directory), load_tokenizer(tokenizer_directory)
+    normalising = load_tokenizer(tokenizer_directory)
     normalising.backend_tokenizer.normalizer = normalizers.NFC()
-    assert check_dataset(InputFiles([path]), config, plain, seed=0).counts["preferences"].quarantined == {}
-    data = check_dataset(InputFiles([path]), config, normalising, seed=0)
+    normalising.save_pretrained(tmp_path / "normalising")
+    plain = load_check(files_of(config), config, tokenizer_directory, tmp_path / "plain")
+    assert plain.counts["preferences"].quarantined == {}
+    data = load_check(files_of(config), config, tmp_path / "normalising", tmp_path / "out")
     assert data.counts["preferences"].quarantined == {"identical_responses": 1}
     assert data.quarantined[0].detail == "chosen and rejected encode to the same tokens"
-    pairs = tmp_path / "kept.parquet"
-    write_table(pair_table(data.pairs), pairs)
     # What is let through is what the reward model takes.
-    assert len(build_pair_table(pairs, normalising, 4096, tmp_path / "kept.arrow")) == len(good_pairs)
+    kept = tmp_path / "kept.parquet"
+    pq.write_table(pa.concat_tables([data.table("train_pairs"), data.table("validation_pairs")]), kept)
+    assert len(build_pair_table(kept, normalising, 4096, tmp_path / "kept.arrow")) == len(good_pairs)
 
 
 def test_names_of_columns_are_cut_and_values_are_not_told() -> None:
@@ -162,16 +169,17 @@ def test_names_of_columns_are_cut_and_values_are_not_told() -> None:
     assert "value" not in found.detail
 
 
-def test_template_failed(good_pairs: Any, write_rows: Any, chat_tokenizer: Any) -> None:
+def test_template_failed(good_pairs: Any, write_rows: Any, chat_tokenizer: Any, tmp_path: Path) -> None:
     picky = copy.deepcopy(chat_tokenizer)
     picky.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + str(chat_tokenizer.chat_template)
     )
+    picky.save_pretrained(tmp_path / "picky")
     prompt = messages("user: a", "assistant: call", "tool: 3")
     path = write_rows([*good_pairs, pair(prompt=prompt)])
     config = CheckDataConfig.model_validate({"preferences": [{"path": str(path)}]})
-    data = check_dataset(InputFiles([path]), config, picky, seed=0)
+    data = load_check(files_of(config), config, tmp_path / "picky", tmp_path / "out")
     assert data.counts["preferences"].quarantined == {"template_failed": 1}
     assert data.counts["preferences"].defects["template_failed"].transcripts == 2
 
@@ -197,7 +205,7 @@ def test_prompt_in_evaluation(good_pairs: Any, write_rows: Any, check: Any) -> N
     evaluation = write_rows([asked, {"prompt": "Something new"}], "eval.jsonl")
     data = check(path, eval_prompts=str(evaluation))
     assert data.counts["preferences"].quarantined == {"prompt_in_evaluation": 1}
-    assert [row.number for row in data.quarantined] == [8]
+    assert [row.source_row for row in data.quarantined] == [8]
     assert len(data.eval_prompts) == 2
 
 
@@ -220,14 +228,16 @@ def test_prompt_reason(reason: Reason, rows: list[Any], good_pairs: Any, write_r
     rl = write_rows([first, *rows], "rl.jsonl")
     evaluation = write_rows([{"prompt": "Held out"}], "eval.jsonl")
     pairs = write_rows(good_pairs)
-    data = check(pairs, rl_prompts=str(rl), eval_prompts=str(evaluation), max_prompt_tokens=80)
+    data = check(
+        pairs, rl_prompts=str(rl), rl_prompts_format="prompts", eval_prompts=str(evaluation), max_prompt_tokens=80
+    )
     counts = data.counts["rl_prompts"]
     assert counts.quarantined == {reason.value: len(rows)}
     assert list(counts.defects) == [reason.value]
     assert [(item.prompt_id, json.loads(item.extra)) for item in data.rl_prompts] == [("one", {"answer": 4})]
 
 
-def test_allowed_special_tokens(good_pairs: Any, write_rows: Any, check: Callable[..., CheckedData]) -> None:
+def test_allowed_special_tokens(good_pairs: Any, write_rows: Any, check: Callable[..., Loaded]) -> None:
     path: Path = write_rows([*good_pairs, pair(chosen="Yes.<|pad|>")])
     assert check(path).counts["preferences"].quarantined == {"special_tokens_in_content": 1}
     assert check(path, allowed_special_tokens=["<|pad|>"]).counts["preferences"].quarantined == {}

@@ -96,7 +96,7 @@ def tiny_settings(example: Path) -> list[str]:
     """Return what makes an example one of two steps on the tiny model; its algorithm and rewards stay as they are."""
     settings = {
         "checkpoint": "{source: checkpoint, dtype: float32}",
-        "data": "{preferences: [{path: pairs.jsonl}], eval_prompts: eval.jsonl}",
+        "data": "{preferences: [{path: pairs.jsonl}], eval_prompts: eval.jsonl, near_duplicates: null}",
         "rollout": "{engine: transformers, dtype: float32, max_new_tokens: 32}",
         "evaluation": "{metrics: [{kind: length, max_tokens: 16}]}",
         # Any policy that moved passes: what is tested here is the way, not the goal.
@@ -122,8 +122,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
     pairs = [
         {
             "prompt": prompt(number),
-            "chosen": f"{rng.choice(('good', 'great', 'lovely', 'happy'))} {TOPICS[number % 12]}",
-            "rejected": f"{rng.choice(('bad', 'sad', 'awful', 'poor'))} {TOPICS[number % 12]}",
+            "chosen": f"{rng.choice(('good', 'kind', 'glad', 'nice'))} {TOPICS[number % 12]}",
+            "rejected": f"{rng.choice(('poor', 'grim', 'evil', 'dire'))} {TOPICS[number % 12]}",
         }
         for number in range(120)
     ]

@@ -38,6 +38,7 @@ def tiny_config(root: Path, checkpoint: Path, data: Path) -> dict[str, Any]:
         "data": {
             "preferences": [{"path": str(data / "pairs.jsonl")}],
             "eval_prompts": str(data / "eval.jsonl"),
+            "near_duplicates": None,  # Prompts made from one template.
             "min_pairs": 10,
             "max_prompt_tokens": 64,
             "max_total_tokens": 128,
@@ -70,7 +71,15 @@ def write_data(folder: Path) -> Path:
     folder.mkdir()
     nouns = ("house", "tree", "river", "road", "table", "cup", "song", "bird", "cloud", "shoe")
     things = [f"{kind} {noun}" for kind in ("red", "blue", "old", "new", "small", "big") for noun in nouns]
-    pairs = [{"prompt": f"A word on the {t}.", "chosen": f"A fine {t}!", "rejected": f"No, the {t}."} for t in things]
+    # Neither side is the longer one: data that length alone tells apart are refused.
+    pairs = [
+        {
+            "prompt": f"A word on the {thing}.",
+            "chosen": f"A fine {thing}{' indeed' if index % 2 else ''}.",
+            "rejected": f"A poor {thing}{'' if index % 2 else ' indeed'}.",
+        }
+        for index, thing in enumerate(things)
+    ]
     prompts = [{"prompt": f"Tell me of item {number}."} for number in range(48)]
     for name, rows in (("pairs", pairs), ("eval", prompts)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

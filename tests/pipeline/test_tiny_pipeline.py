@@ -28,6 +28,7 @@ checkpoint: {source: checkpoint, dtype: float32}
 data:
   preferences: [{path: pairs.jsonl}]
   eval_prompts: eval.jsonl
+  near_duplicates: null
   max_prompt_tokens: 96
   max_total_tokens: 160
 reward_model:
@@ -80,8 +81,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> P
     pairs = [
         {
             "prompt": prompt(number),
-            "chosen": f"{rng.choice(('good', 'great', 'lovely', 'happy'))} {TOPICS[number % 12]}",
-            "rejected": f"{rng.choice(('bad', 'sad', 'awful', 'poor'))} {TOPICS[number % 12]}",
+            "chosen": f"{rng.choice(('good', 'kind', 'glad', 'nice'))} {TOPICS[number % 12]}",
+            "rejected": f"{rng.choice(('poor', 'grim', 'evil', 'dire'))} {TOPICS[number % 12]}",
         }
         for number in range(160)
     ]

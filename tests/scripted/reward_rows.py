@@ -101,7 +101,7 @@ def make_context(path: Path, inputs: dict[str, Path], **options: object) -> Stag
     }
     config = RewardModelConfig.model_validate({**values, **options}).model_dump(mode="json")
     artifacts = {name: Artifact(path=str(p), sha256=path_digest(p)) for name, p in inputs.items()}
-    spec = StageSpec(stage="reward_model", stage_version=3, config=config, inputs=artifacts, seed=3)
+    spec = StageSpec(stage="reward_model", stage_version=4, config=config, inputs=artifacts, seed=3)
     directory = StageDirectory(path)
     directory.prepare(spec)
     return StageContext(spec, directory)

@@ -9,6 +9,7 @@ from scripted_stages.chain import config_of
 
 from tasks.inputs import external_files, with_absolute_paths, without_folders
 from tasks.planning import ChainState
+from training_core.protocol.digests import path_digest
 
 ROW = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'
 FILES = ("a/train.jsonl", "b/train.jsonl", "c/train.jsonl", "more.jsonl")
@@ -54,3 +55,20 @@ def test_no_hash_sees_a_folder(scripted: Any) -> None:
     assert ChainState.begin(type(config).model_validate(moved)).run_id == before.run_id
     (scripted.path / "b/train.jsonl").write_text(ROW * 9)
     assert ChainState.begin(type(config).model_validate(moved)).run_id != before.run_id
+
+
+def test_a_folder_of_datasets_is_a_file_like_others(scripted: Any) -> None:
+    """Its digest is of all that lies in it, and no hash sees where it lies."""
+    import datasets
+
+    folder = scripted.path / "one" / "saved"
+    datasets.Dataset.from_dict({"prompt": ["p"], "chosen": ["a"], "rejected": ["b"]}).save_to_disk(folder)
+    config = config_of(scripted, "data.preferences=[{path: one/saved}]")
+    state = ChainState.begin(config)
+    assert state.external["data.preferences.0.path"].sha256 == path_digest(folder)
+    assert state.portable_config["data"]["preferences"][0]["path"] == "saved"
+    shutil.move(scripted.path / "one", scripted.path / "two")
+    elsewhere = config_of(scripted, "data.preferences=[{path: two/saved/}]")
+    assert ChainState.begin(elsewhere).run_id == state.run_id
+    (scripted.path / "two" / "saved" / "more").write_text("x")
+    assert ChainState.begin(elsewhere).run_id != state.run_id

@@ -45,8 +45,8 @@ def test_what_can_be_no_hub_name_is_not_taken_for_one(scripted, source: str) -> 
         ("checkpoint.source=away", ["checkpoint.source: away is a link to gone, and that target is missing"]),
         ("checkpoint.chat_template=away", ["checkpoint.chat_template: away is a link to gone"]),
         # Of a kind that no stage reads.
-        ("data.preferences.0.path=model", ["data.preferences.0.path: model is a folder. Allowed"]),
-        ("data.eval_prompts=rows.csv", ["data.eval_prompts: rows.csv is of an unknown kind. Allowed", "read_csv"]),
+        ("data.preferences.0.path=model", ["data.preferences.0.path: model is a folder. It holds", "Allowed"]),
+        ("data.eval_prompts=rows.xlsx", ["data.eval_prompts: rows.xlsx is of an unknown kind. Allowed", "read_excel"]),
         ("data.preferences.0.path=rows.txt", ["rows.txt is of an unknown kind. Allowed"]),
         ("checkpoint.source=pairs.jsonl", ["pairs.jsonl is neither a folder nor a .gguf file"]),
         ("checkpoint.source=model/model.safetensors", ["Did you mean the folder", "model?"]),
@@ -57,7 +57,7 @@ def test_what_can_be_no_hub_name_is_not_taken_for_one(scripted, source: str) -> 
 )
 def test_files_that_no_stage_could_read(scripted, setting: str, wanted: list[str]) -> None:  # type: ignore[no-untyped-def]
     (scripted.path / "away").symlink_to("gone")
-    for name, content in (("rows.csv", b"a"), ("rows.txt", b"a"), ("blank.jinja", b" "), ("latin.jinja", b"\xe9")):
+    for name, content in (("rows.xlsx", b"a"), ("rows.txt", b"a"), ("blank.jinja", b" "), ("latin.jinja", b"\xe9")):
         (scripted.path / name).write_bytes(content)
     with pytest.raises(ConfigurationError) as caught:
         plan(scripted, setting)

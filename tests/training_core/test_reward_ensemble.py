@@ -65,7 +65,7 @@ def test_the_first_member_is_the_model_that_one_alone_would_be(
     run(tmp_path, inputs, num_members=1)
     assert tree_digest(output_of(tmp_path)) == tree_digest(output_of(finished[0]) / "member_0")
     rows, of_all = (read_metrics(path / "metrics.jsonl") for path in (tmp_path, finished[0]))
-    assert [{**row, "train/member": 0} for row in rows] == of_all[:STEPS]
+    assert [{**row, "train/member": 0} for row in rows[:STEPS]] == of_all[:STEPS]
 
 
 def test_members_differ_in_head_and_order_and_are_counted_in_one_row_of_steps(finished: Run) -> None:
@@ -73,8 +73,8 @@ def test_members_differ_in_head_and_order_and_are_counted_in_one_row_of_steps(fi
     assert [folder.name for folder in folders] == ["member_0", "member_1", "member_2"]
     assert len({tree_digest(folder, suffix=".safetensors") for folder in folders}) == 3
     rows = read_metrics(finished[0] / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, 3 * STEPS + 1))
-    assert [row["train/member"] for row in rows] == [0] * STEPS + [1] * STEPS + [2] * STEPS
+    assert [row["step"] for row in rows] == list(range(1, 3 * STEPS + 2))
+    assert [row["train/member"] for row in rows[:-1]] == [0] * STEPS + [1] * STEPS + [2] * STEPS
     assert len({member_seed(3, member) for member in range(16)}) == 16
     # Heads and orders of the data both: what the first step sees differs.
     assert len({rows[first]["train/num_tokens"] for first in (0, STEPS, 2 * STEPS)}) > 1
@@ -111,7 +111,12 @@ def test_the_report_is_of_the_ensemble(inputs: dict[str, Path], finished: Run, t
         assert summary[name] == pytest.approx(math.fsum(member[name] for member in stored_members) / 3)
     assert (summary["num_members"], summary["num_steps"], summary["num_train_pairs"]) == (3, 3 * STEPS, 24)
     stored = json.loads((output / "reward_config.json").read_text())
-    assert {**stored, "weights_sha256": summary["weights_sha256"]} == summary
+    more = {name: summary[name] for name in ("weights_sha256", "acceptance")}
+    assert {**stored, **more} == summary
+    assert (summary["acceptance"]["accuracy"], summary["acceptance"]["num_pairs"]) == (summary["accuracy"], 12)
+    # Differences of the common score are standard deviations, not log-odds: only with a factor do they mean something.
+    assert summary["acceptance"]["calibration"]["error"] is None
+    assert summary["acceptance"]["calibration"]["scaled_error"] is not None
 
 
 def assert_same_run(path: Path, outcome: StageOutcome, finished: Run) -> None:

@@ -110,4 +110,4 @@ def test_stopped_and_run_again_ends_with_the_same_bits(
     assert result.summary == whole[1].summary
     assert result.outputs == whole[1].outputs
     assert (tmp_path / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
-    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == NUM_STEPS
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == NUM_STEPS + 1

@@ -123,8 +123,11 @@ def test_it_learns_an_easy_preference(finished: Run, tiny_checkpoint: Path) -> N
 
 def test_metrics_have_one_line_a_step_and_no_clock(finished: Run) -> None:
     rows = read_metrics(finished[0] / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert rows[-2]["train/loss"] < rows[0]["train/loss"]
+    # One line after the last step: what the saved model was found to be.
+    assert all(name == "step" or name.startswith("acceptance/") for name in rows[-1])
+    assert rows[-1]["acceptance/validation_accuracy"] == finished[1].summary["accuracy"]
     assert rows[0]["train/learning_rate"] == 1e-3
     assert not any(name.startswith("time/") for name in rows[0])
     clock = read_metrics(finished[0] / "timings.jsonl")

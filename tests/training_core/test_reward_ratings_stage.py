@@ -65,8 +65,10 @@ def test_ratings_are_learned_and_measured_in_their_own_unit(
     assert (summary["num_train_rows"], summary["num_rows_without_target"]) == (46, 2)
     assert (summary["num_validation_rows"], summary["num_validation_pairs"]) == (16, 10)
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert len(rows) == summary["num_steps"] == math.ceil(4 * 46 / 8)
-    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    assert len(rows) - 1 == summary["num_steps"] == math.ceil(4 * 46 / 8)
+    assert rows[-2]["train/loss"] < rows[0]["train/loss"]
+    assert rows[-1]["acceptance/validation_accuracy"] == summary["accuracy"]
+    assert summary["acceptance"]["calibration"]["error"] is None
     assert "train/accuracy" not in rows[0]
     # What is reported is what the saved model says.
     output = tmp_path / "outputs" / "reward_model"
@@ -88,6 +90,10 @@ def test_thumbs_are_learned_without_any_pairs(inputs: dict[str, Path], tmp_path:
     assert len(json.loads((tmp_path / "outputs/reward_model/reward_config.json").read_text())["thresholds"]) == 1
     assert "accuracy" not in summary
     assert "chosen_rise" not in summary
+    # Nothing to compare it on: said, not refused.
+    assert summary["acceptance"]["verdict"] == "inconclusive"
+    assert "no validation pairs" in summary["acceptance"]["problems"][0]
+    assert not any(name.startswith("acceptance/") for row in read_metrics(tmp_path / "metrics.jsonl") for name in row)
 
 
 def test_thresholds_are_trained_and_saved_with_the_state(
@@ -150,8 +156,8 @@ def test_chosen_and_rejected_are_reported_apart(
         assert summary[field] > 0
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert summary["chosen_mean_first"] == rows[0]["train/chosen_score_mean"]
-    assert summary["rejected_mean_last"] == rows[-1]["train/rejected_score_mean"]
-    assert "did not" not in caplog.text
+    assert summary["rejected_mean_last"] == rows[-2]["train/rejected_score_mean"]
+    assert "answers did not" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,32 @@ class OrdinalLoss(_RatingLoss):
         return self
 
 
+class AcceptanceConfig(Config):
+    """What a reward model must show on the validation pairs before anything is trained against it.
+
+    It has to beat every rule that reads no answer: the longest, the shortest, a coin, and what the data checks add to
+    these (docs/stages.md says how it is compared).
+    """
+
+    margin: float = Field(default=0.02, ge=0.0, lt=0.5)
+    """By how much the accuracy must exceed that of the best null baseline, as a share of pairs. Default: 0.02, which is
+    our choice; RewardBench (Lambert et al. 2024, arXiv 2403.13787) has subsets on which "longest" alone is right
+    always, and no published figure says how much more is enough. What random variation explains is `confidence`'s."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1.0)
+    """Of the one-sided lower bound of the gain over each baseline, which must exceed 0, and of the calibration error
+    that a calibrated model could show by chance. Default: the usual 0.95."""
+    min_pairs: int = Field(default=200, ge=2)
+    """With fewer validation pairs nothing is refused: what they do not show is a warning. Default: two rules that
+    disagree on 40 % of 200 pairs have a bound 7 points below the estimate; fewer pairs decide by chance."""
+    max_calibration_error: float | None = Field(default=0.1, gt=0.0, le=1.0)
+    """Largest mean distance between the probability that a pair's scores mean and how often that is right, after one
+    factor for all scores was fitted to other pairs. Null: reported only. Default: 0.1; Guo et al. 2017 (arXiv
+    1706.04599, table 1) find 0.04 to 0.2 in networks as trained and mostly 0.01 to 0.03 after such a fit."""
+    on_failure: Literal["stop", "warn"] = "stop"
+    """What follows when it is not good enough: end the stage with exit code 3, its files kept to look at, or warn and
+    go on. Default: stop, since a policy learns whatever its reward model prefers."""
+
+
 RewardLossConfig = Annotated[BradleyTerryLoss | RegressionLoss | OrdinalLoss, Field(discriminator="kind")]
 
 
@@ -127,6 +153,8 @@ class RewardModelConfig(Config):
     Default: bfloat16, half the memory."""
     max_tokens_per_batch: int = Field(default=4096, ge=1)
     """Tokens of a validation batch, padding included."""
+    acceptance: AcceptanceConfig = AcceptanceConfig()
+    """What the trained model must show before it is used. To change it is to train again: it is part of the stage."""
     checkpoint_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between checkpoints: what a kill costs at most."""
     keep_last_checkpoints: int = Field(default=2, ge=1)

@@ -129,31 +129,36 @@ def movement(report: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-def measure_members(output: Path, data: RewardData, config: RewardModelConfig) -> dict[str, Any]:
-    """Measure what the stage saved, one model or several, and return the report, which is written beside it too.
+def measure_members(
+    output: Path, data: RewardData, config: RewardModelConfig
+) -> tuple[Sequence[float], dict[str, Any]]:
+    """Measure what the stage saved, one model or several; the report is written beside it too.
+
+    Returns:
+        (one score an entry of `validation_sequences`, of several members their common one; the report).
 
     Raises:
         EvaluationError: as `measure_member`.
     """
     if config.num_members == 1:
-        report = measure_member(output, data, config)[1]
+        scores, report = measure_member(output, data, config)
         if not config.needs_feedback:
             warn_of_movement(report, "the reward model")
-        return report
+        return scores, report
     measured = [measure_member(member_directory(output, i), data, config) for i in range(config.num_members)]
     for member, (_, report) in enumerate(measured):
         if not config.needs_feedback:
             warn_of_movement(report, f"member {member}")
     save_ensemble_files(output, config.num_members)
-    report = ensemble_report([scores for scores, _ in measured], [report for _, report in measured], data, config)
+    combined, report = ensemble_report([s for s, _ in measured], [report for _, report in measured], data, config)
     update_json(output / REWARD_CONFIG, **report)
-    return report
+    return combined, report
 
 
 def ensemble_report(
     scores: Sequence[Sequence[float]], reports: Sequence[dict[str, Any]], data: RewardData, config: RewardModelConfig
-) -> dict[str, Any]:
-    """Return what the members come to together.
+) -> tuple[Sequence[float], dict[str, Any]]:
+    """Return the members' common scores and what they come to together.
 
     Accuracies, margins and means are those of the ensemble's score, in which each member counts in units of its own
     standard deviation. What is told of the time before or in training is the mean over the members.
@@ -179,7 +184,7 @@ def ensemble_report(
     if data.validation_feedback is not None:
         ratings = np.mean([predict_ratings(s, data, r) for s, r in zip(scores, reports, strict=True)], axis=0)
         report.update(rating_scores(ratings.tolist(), data, config).summary())
-    return report
+    return combined.means, report
 
 
 COMMON = ("dtype", "base_weights_sha256")

@@ -94,6 +94,9 @@ def outcome(context: StageContext, script: dict[str, Any], digest: str) -> Stage
     for name in FILES.get(stage, []):
         context.new_output(f"{name}.parquet").write_text(f"{name} {digest}")
         outputs[f"{name}.parquet"] = f"outputs/{name}.parquet"
+    for name, text in script.get("files", {}).items():
+        context.new_output(name).write_text(text)
+        outputs[name] = f"outputs/{name}"
     summary: dict[str, Any] = {"digest": digest, **script.get("summary", {})}
     if stage in ("sft_intake", "reward_model", "policy"):
         summary["weights_sha256"] = weights_digest(context.directory.outputs_path / FOLDERS[stage][0])

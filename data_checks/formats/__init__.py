@@ -1,0 +1,19 @@
+"""Readable rows to pairs, judged answers and prompts. Conversations are cut at turns, never at characters."""
+
+from data_checks.formats.base import Format, Kind, Options, Result, RowError
+from data_checks.formats.existing import parse_feedback, parse_pair, parse_prompt
+from data_checks.formats.markers import split_transcript
+from data_checks.formats.registry import FORMATS
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Kind",
+    "Options",
+    "Result",
+    "RowError",
+    "parse_feedback",
+    "parse_pair",
+    "parse_prompt",
+    "split_transcript",
+]

@@ -1,0 +1,253 @@
+"""Rows that repeat or contradict others, and prompts that weigh too much.
+
+Every function reads a view with the columns of `examples.FEATURE_SCHEMA`, rows without a finding only, of one kind:
+pairs, or judged answers (where `rejected_key` is null; for pairs `label` and `rating` are).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_checks.whole.store import columns, number
+
+if TYPE_CHECKING:
+    import duckdb
+
+JUDGEMENT = ("prompt_key", "chosen_key", "rejected_key", "label", "rating")
+"""What two rows have in common when one repeats the other."""
+EDGES_AT_ONCE = 2_000_000
+"""Preferences whose graph is held in memory at a time: about 200 MB."""
+TRIMMING_ROUNDS = 8
+"""Most times that the ends of chains are cut off before the graph is built: answers ranked among eight need four."""
+
+
+def find_duplicates(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table:
+    """Return each row that repeats an earlier one: prompt, answers and, of judged answers, label and rating are equal.
+
+    Returns:
+        Columns `example` and `first_example` (the first row that it repeats), sorted by example.
+    """
+    repeated = (
+        f"select {', '.join(JUDGEMENT)}, min(example) as first_example from {_of_repeated_prompts(view)} "
+        f"group by {', '.join(JUDGEMENT)} having count(*) > 1"
+    )
+    same = " and ".join(
+        f"r.{name} = v.{name}" if name in ("prompt_key", "chosen_key") else f"r.{name} is not distinct from v.{name}"
+        for name in JUDGEMENT
+    )
+    return connection.sql(
+        f"select v.example, r.first_example from {view} v join ({repeated}) r on {same} "
+        "where v.example <> r.first_example order by 1"
+    ).to_arrow_table()
+
+
+def find_conflicts(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table:
+    """Return each row that another one contradicts.
+
+    For one prompt, a pair contradicts the pair with the same answers exchanged, and a judged answer the same answer
+    with the other label. Answers that are equal but for case and spaces contradict nothing, nor do ratings that
+    differ: several people may have given them.
+
+    Returns:
+        Column `example`, sorted.
+    """
+    source = _of_repeated_prompts(view)
+    pairs = (
+        "select prompt_key, least(chosen_key, rejected_key) as low, greatest(chosen_key, rejected_key) as high "
+        f"from {source} where chosen_key <> rejected_key group by 1, 2, 3 having min(chosen_key) <> max(chosen_key)"
+    )
+    answers = (
+        f"select prompt_key, chosen_key from {source} where rejected_key is null and label is not null "
+        "group by 1, 2 having count(distinct label) > 1"
+    )
+    return connection.sql(
+        f"select v.example from {view} v join ({pairs}) p on v.prompt_key = p.prompt_key "
+        "and least(v.chosen_key, v.rejected_key) = p.low and greatest(v.chosen_key, v.rejected_key) = p.high "
+        "where v.rejected_key is not null union all "
+        f"select v.example from {view} v join ({answers}) a on v.prompt_key = a.prompt_key "
+        "and v.chosen_key = a.chosen_key where v.rejected_key is null and v.label is not null order by 1"
+    ).to_arrow_table()
+
+
+def annotator_agreement(connection: duckdb.DuckDBPyConnection, view: str) -> dict[str, float | int | None]:
+    """Return how far people agree where several judged the same.
+
+    An item is a prompt with its two answers (or its one judged answer). Of each item, every two people who judged it
+    make one comparison; people who contradict themselves on an item are left out of it. Agreement is the share of
+    comparisons in which both said the same (observed agreement, not corrected for chance).
+
+    Returns:
+        `annotator_agreement_fraction` (0 to 1, None where no item was judged twice) and `num_items_judged_by_several`.
+    """
+    low, high = "least(chosen_key, rejected_key)", "greatest(chosen_key, rejected_key)"
+    said = "case when rejected_key is null then label else chosen_key < rejected_key end"
+    known = "annotator is not null and ((rejected_key is null and label is not null) or chosen_key <> rejected_key)"
+    found = connection.sql(
+        "select count(*), sum(yes * (yes - 1) + no * (no - 1)), sum((yes + no) * (yes + no - 1)) from ("
+        "select sum(case when said then 1 else 0 end) as yes, sum(case when said then 0 else 1 end) as no from ("
+        "select prompt_key, low, high, annotator, bool_and(said) as said from ("
+        f"select prompt_key, coalesce({low}, chosen_key) as low, coalesce({high}, chosen_key) as high, annotator, "
+        f"{said} as said from {_of_repeated_prompts(view)} where {known}) "
+        "group by 1, 2, 3, 4 having bool_and(said) = bool_or(said)) "
+        "group by prompt_key, low, high having count(*) > 1)"
+    ).fetchall()
+    ((items, agreeing, comparisons),) = found
+    fraction = None if not comparisons else float(agreeing) / float(comparisons)
+    return {"annotator_agreement_fraction": fraction, "num_items_judged_by_several": int(items)}
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Preferences that lead in a circle: no order of the answers satisfies all of them."""
+
+    examples: NDArray[np.int64]
+    """Numbers of the rows, sorted."""
+    num_prompts: int
+    """Prompts that have such a circle."""
+
+
+def find_cycles(connection: duckdb.DuckDBPyConnection, view: str) -> Cycles:
+    """Return the pairs inside circles of three answers or more (A over B over C over A).
+
+    Of each prompt, answers are nodes and preferences edges; a circle lies in a strongly connected component. Two
+    answers preferred both ways are a conflict, not a circle, and are found by `find_conflicts`.
+    """
+    connection.execute(
+        "create or replace temp table preference_edges as select distinct prompt_key, chosen_key, rejected_key "
+        f"from {_of_repeated_prompts(view)} where chosen_key <> rejected_key"
+    )
+    _trim_chains(connection)
+    total = number(connection, "select count(*) from preference_edges")
+    parts = -(-total // EDGES_AT_ONCE)
+    connection.execute("create or replace temp table cycle_edges as select * from preference_edges limit 0")
+    for part in range(parts):
+        edges = columns(connection, f"select * from preference_edges where abs(prompt_key % {parts}) = {part}")
+        inside = _in_cycles(*edges)
+        found = pa.table(dict(zip(("p", "c", "r"), (column[inside] for column in edges), strict=True)))
+        connection.register("new_cycle_edges", found)
+        connection.execute("insert into cycle_edges select * from new_cycle_edges")
+        connection.unregister("new_cycle_edges")
+    same = "using (prompt_key, chosen_key, rejected_key)"
+    (examples,) = columns(connection, f"select v.example from {view} v join cycle_edges e {same} order by 1")
+    prompts = number(connection, "select count(distinct prompt_key) from cycle_edges")
+    for table in ("preference_edges", "cycle_edges"):
+        connection.execute(f"drop table {table}")
+    return Cycles(examples, prompts)
+
+
+def _trim_chains(connection: duckdb.DuckDBPyConnection) -> None:
+    """Keep the preferences whose better answer is also a worse one, and the other way round, as often as it helps.
+
+    In a circle every answer is both. What is cut off lies at the ends of chains, so no circle is lost.
+    """
+    before = number(connection, "select count(*) from preference_edges")
+    for _ in range(TRIMMING_ROUNDS):
+        connection.execute(
+            "create or replace temp table preference_edges as select e.* from preference_edges e "
+            "semi join preference_edges b on e.prompt_key = b.prompt_key and e.chosen_key = b.rejected_key "
+            "semi join preference_edges w on e.prompt_key = w.prompt_key and e.rejected_key = w.chosen_key"
+        )
+        left = number(connection, "select count(*) from preference_edges")
+        if left in (0, before):
+            return
+        before = left
+
+
+def _in_cycles(prompts: NDArray[np.int64], chosen: NDArray[np.int64], rejected: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which edges lie inside a strongly connected component of three nodes or more."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    size = len(prompts)
+    both = np.stack([np.concatenate([prompts, prompts]), np.concatenate([chosen, rejected])])
+    order = np.lexsort(both)
+    ordered = both[:, order]
+    is_new = np.ones(2 * size, bool)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    nodes = np.empty(2 * size, np.int32)
+    nodes[order] = np.cumsum(is_new) - 1
+    start, end = nodes[:size], nodes[size:]
+    num_nodes = int(is_new.sum())
+    graph = coo_array((np.ones(size, np.int8), (start, end)), shape=(num_nodes, num_nodes))
+    _, labels = connected_components(graph, directed=True, connection="strong")
+    large = np.bincount(labels) >= 3
+    return np.asarray((labels[start] == labels[end]) & large[labels[start]])
+
+
+def over_cap(connection: duckdb.DuckDBPyConnection, view: str, max_pairs_per_prompt: int) -> pa.Table:
+    """Return the rows of each prompt (system turns aside) after its first `max_pairs_per_prompt`, in file order.
+
+    Returns:
+        Column `example`, sorted.
+    """
+    if max_pairs_per_prompt < 1:
+        raise ValueError(f"max_pairs_per_prompt: {max_pairs_per_prompt}: must be at least 1")
+    large = f"select group_key from {view} group by 1 having count(*) > {max_pairs_per_prompt}"
+    return connection.sql(
+        "select example from (select example, row_number() over (partition by group_key order by example) as place "
+        f"from {view} where group_key in ({large})) where place > {max_pairs_per_prompt} order by 1"
+    ).to_arrow_table()
+
+
+def dominance(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table:
+    """Return how unevenly rows are spread over prompts (system turns aside).
+
+    The Gini coefficient of group sizes x_1 <= ... <= x_n is sum((2 i - n - 1) x_i) / (n sum(x_i)): 0 where every
+    prompt has as many rows, towards 1 where one has nearly all (Gini 1912; with n = 1 it is 0).
+
+    Returns:
+        One row a source, sorted, and a first one with null for all of them: `source`, `num_rows`, `num_prompts`,
+        `largest_prompt_fraction` (0 to 1), `prompt_gini` (0 to 1). No rows where the view has none.
+    """
+    sizes = connection.execute(
+        "select 1 as place, source, size, count(*) as prompts from ("
+        f"select source, group_key, count(*) as size from {view} group by 1, 2) group by 1, 2, 3 union all "
+        "select 0, null, size, count(*) from ("
+        f"select group_key, count(*) as size from {view} group by 1) group by 3 order by 1, 2, 3"
+    ).fetchall()
+    found: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
+    for place, source, size, prompts in sizes:
+        found.setdefault((place, source), []).append((size, prompts))
+    rows = [_dominance(source, np.array(of_source, np.float64)) for (_, source), of_source in found.items()]
+    return pa.Table.from_pylist(rows, DOMINANCE_SCHEMA)
+
+
+DOMINANCE_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("num_rows", pa.int64()),
+        ("num_prompts", pa.int64()),
+        ("largest_prompt_fraction", pa.float64()),
+        ("prompt_gini", pa.float64()),
+    ]
+)
+
+
+def _dominance(source: str | None, histogram: NDArray[np.float64]) -> dict[str, object]:
+    """Return one row of `dominance` from (size of a group, how many have it), sizes rising."""
+    sizes, prompts = histogram.T
+    num_rows, num_prompts = float(sizes @ prompts), float(prompts.sum())
+    # Groups of one size take the places from `ends - prompts + 1` to `ends`: the sum of 2 i - n - 1 over them.
+    ends = np.cumsum(prompts)
+    weights = prompts * (2 * ends - prompts + 1) - (num_prompts + 1) * prompts
+    return {
+        "source": source,
+        "num_rows": int(num_rows),
+        "num_prompts": int(num_prompts),
+        "largest_prompt_fraction": float(sizes[-1]) / num_rows,
+        "prompt_gini": float(weights @ sizes) / (num_prompts * num_rows),
+    }
+
+
+def _of_repeated_prompts(view: str) -> str:
+    """Return a source with the rows of prompts that occur more than once: only they can repeat or contradict.
+
+    Where prompts are mostly distinct this leaves little to group, and one column to read.
+    """
+    again = f"select prompt_key from {view} group by 1 having count(*) > 1"
+    return f"(select * from {view} where prompt_key in ({again}))"

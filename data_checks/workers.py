@@ -1,0 +1,131 @@
+"""Blocks of files to chunks of examples, on as many processes as pay."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_checks.examine import Chunk, FileTask, Judge
+from data_checks.sampling import SampleCandidates
+from data_checks.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from data_checks.reading import Block
+    from data_checks.runner import ReportProgress
+
+SMALL_BYTES = 32 << 20
+"""Files of less than this altogether are not worth the start of other processes."""
+WAITING_BLOCKS = 2
+"""Blocks a worker may have waiting: more would only fill memory."""
+
+_judge: Judge | None = None
+"""The worker process's own."""
+
+
+def examine_all(
+    judge: Judge, tasks: Sequence[FileTask], sample: SampleCandidates, num_workers: int | None, progress: ReportProgress
+) -> Iterator[Chunk]:
+    """Yield what each block became, in the order of files and rows.
+
+    Args:
+        judge: the work folder, config and limits.
+        tasks: the files.
+        sample: collects the examples that may be in the sample.
+        num_workers: None: one for small inputs, else one a core.
+        progress: called with (blocks done, 0, phase) as the number of blocks is not known before.
+    """
+    workers = _num_workers(tasks) if num_workers is None else num_workers
+    blocks = ((number, block, task) for number, (block, task) in enumerate(_blocks(tasks)))
+    if workers == 1:
+        loaded = judge.with_tokenizer(_tokenizer(judge))
+        for number, block, task in blocks:
+            with no_collection():
+                chunk = loaded.examine(number, block, task, sample.limit(task))
+            yield sample.add(chunk)
+            progress(number + 1, 0, "reading")
+        return
+    # Not forked: the parent has threads (Arrow, DuckDB, tokenizers), and a fork copies their locks as they stand.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (judge, os.getpid())) as pool:
+        waiting: deque[Future[Chunk]] = deque()
+        try:
+            for number, block, task in blocks:
+                waiting.append(pool.submit(_examine, number, block, task, sample.limit(task)))
+                while len(waiting) > workers * WAITING_BLOCKS:
+                    yield sample.add(waiting.popleft().result())
+                    progress(number + 1 - len(waiting), 0, "reading")
+            while waiting:
+                yield sample.add(waiting.popleft().result())
+        except BaseException:
+            # Also for SIGTERM: what waits is dropped, and what runs ends with its block.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _blocks(tasks: Sequence[FileTask]) -> Iterator[tuple[Block, FileTask]]:
+    from data_checks.reading import blocks
+
+    for task in tasks:
+        for block in blocks(task.path, task.name, task.label):
+            yield block, task
+
+
+def _num_workers(tasks: Sequence[FileTask]) -> int:
+    sizes = [_size(task.path) for task in tasks]
+    cores = len(os.sched_getaffinity(0))
+    return 1 if sum(sizes) < SMALL_BYTES else max(1, min(cores, 8))
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    factor = 4 if path.suffix in (".gz", ".zst", ".parquet") else 1
+    return factor * sum(file.stat().st_size for file in files)
+
+
+def _tokenizer(judge: Judge) -> PreTrainedTokenizerBase | None:
+    return None if judge.tokenizer_folder is None else load_tokenizer(judge.tokenizer_folder)
+
+
+def _start_worker(judge: Judge, parent: int) -> None:
+    global _judge
+    _die_with(parent)
+    _judge = judge.with_tokenizer(_tokenizer(judge))
+
+
+def _die_with(parent: int) -> None:
+    """Have this process killed when its parent dies, however that happens: no check may leave readers behind."""
+    import ctypes
+    import signal
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what a Ctrl-C means.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch the search for reference cycles off: a block makes a hundred thousand objects and no cycle among them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _examine(number: int, block: Block, task: FileTask, sample_limit: int) -> Chunk:
+    assert _judge is not None
+    with no_collection():
+        return _judge.examine(number, block, task, sample_limit)

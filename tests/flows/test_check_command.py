@@ -1,0 +1,186 @@
+"""`tidegate check`: one object, exit codes, two versions, a fixed file, a page without text."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import app
+from flows.commands.errors import exit_code_of
+
+WORDS = ("stone", "cloud", "river", "grass", "paper", "cheese", "window", "ladder", "butter", "garden", "violin")
+
+
+def pairs(number: int, seed: int = 0) -> list[dict[str, str]]:
+    """Clean pairs of different prompts; neither side is longer on average."""
+    generator = random.Random(seed)
+
+    def text(count: int) -> str:
+        return " ".join(generator.choice(WORDS) + generator.choice(WORDS) for _ in range(count))
+
+    return [
+        {
+            "prompt": f"What is {text(3)}?",
+            "chosen": f"It is {text(generator.randint(3, 9))}.",
+            "rejected": f"It is {text(generator.randint(3, 9))}.",
+        }
+        for _ in range(number)
+    ]
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    code = exit_code_of(app, ["check", *arguments, "--json"])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out), captured.err
+
+
+def test_one_object_that_accounts_for_every_row(tmp_path: Path, capsys: Any) -> None:
+    rows = [*pairs(150), {"prompt": "a", "chosen": " ", "rejected": "b"}, "{broken"]
+    rows += [{**pairs(1, 5)[0], "margin": 0}]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    code, found, _ = run(capsys, str(path), "--ties", "drop")
+    assert code == 0
+    assert (found["format"], found["rows"], found["kept"]) == ("pairs", 153, 150)
+    assert found["quarantined"] == {"malformed_json": 1, "empty_response": 1}
+    assert found["dropped"] == {"tie": 1}
+    assert found["rows"] == found["kept"] + sum(found["quarantined"].values()) + sum(found["dropped"].values())
+    assert found["verdict"] == "warn"
+    assert all(set(check) == {"name", "severity", "value", "threshold", "unit", "verdict"} for check in found["checks"])
+    verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
+    assert verdicts["empty_fraction"] == verdicts["malformed_fraction"] == "warn"
+    assert verdicts["too_long_fraction"] == "skipped"
+    assert len(found["fingerprint"]) == 64
+
+
+def test_data_that_is_not_fit_exits_3_with_reasons_on_standard_error(tmp_path: Path, capsys: Any) -> None:
+    rows = [*pairs(120), *({"prompt": f"b{i}", "chosen": "", "rejected": "x"} for i in range(30))]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    code, found, _ = run(capsys, str(path))
+    assert (code, found["verdict"]) == (3, "fail")
+    assert exit_code_of(app, ["check", str(path)]) == 3
+    told = capsys.readouterr()
+    assert "verdict: FAIL" in told.out
+    assert "30 of 150 rows (20.0%) empty_response, for example pairs.jsonl:121" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["missing.jsonl"], 2, "does not exist"),
+        (["pairs.jsonl", "--format", "nonsense"], 2, "nonsense"),
+        (["pairs.jsonl", "--set", "min_pears=3"], 2, "min_pairs"),
+        (["pairs.jsonl", "--set", "thresholds.no_such_check.fail=1"], 2, "no_such_check"),
+        (["pairs.jsonl", "--ties", "perhaps"], 2, "ties"),
+        (["prompts.jsonl", "--ties", "drop"], 2, "--ties"),
+        (["empty.jsonl"], 3, "holds no rows"),
+        (["odd.jsonl"], 3, "columns found"),
+    ],
+)
+def test_errors(arguments: list[str], code: int, words: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "pairs.jsonl", pairs(5))
+    write(tmp_path / "prompts.jsonl", [{"prompt": "Where?"}, {"prompt": "When?"}])
+    write(tmp_path / "odd.jsonl", [{"text": "a"}])
+    (tmp_path / "empty.jsonl").touch()
+    found, answer, _ = run(capsys, *arguments)
+    assert found == code
+    assert words in answer["error"]["message"]
+
+
+def test_a_fixed_file_passes_with_nothing_left_out(tmp_path: Path, capsys: Any) -> None:
+    good = pairs(120)
+    rows = [*good, good[3], {"prompt": "a", "chosen": " ", "rejected": "b"}, {**good[7], "chosen": good[7]["rejected"]}]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    code, found, _ = run(capsys, str(path), "--fix")
+    fixed = tmp_path / "pairs.fixed.jsonl"
+    assert (code, found["fixed"]) == (0, {"path": str(fixed), "rows": found["kept"]})
+    written = [json.loads(line) for line in fixed.read_text().splitlines()]
+    texts = [
+        (row["prompt"][0]["content"], row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in written
+    ]
+    assert texts == [(row["prompt"], row["chosen"], row["rejected"]) for row in good]
+    _, again, _ = run(capsys, str(fixed))
+    assert (again["kept"], again["quarantined"], again["dropped"]) == (120, {}, {})
+    code, answer, _ = run(capsys, str(path), "--fix")
+    assert code == 2
+    assert "would overwrite" in answer["error"]["message"]
+
+
+def test_two_versions(tmp_path: Path, capsys: Any) -> None:
+    old = pairs(130)
+    new = [{**old[0], "chosen": "Another answer altogether."}, *old[1:120], *pairs(7, seed=9)]
+    paths = [write(tmp_path / "old.jsonl", old), write(tmp_path / "new.jsonl", new[::-1])]
+    _, found, _ = run(capsys, str(paths[1]), "--against", str(paths[0]))
+    table = found["against"]["tables"]["preferences"]
+    assert {name: table[name] for name in ("unchanged", "changed", "added", "removed")} == {
+        "unchanged": 119,
+        "changed": 1,
+        "added": 7,
+        "removed": 10,
+    }
+    assert found["against"]["drift"]["rows"] == {"new": 127, "old": 130, "difference": -3}
+    _, same, _ = run(capsys, str(paths[0]), "--against", str(paths[0]))
+    assert same["against"]["fingerprint"]["new"] == same["against"]["fingerprint"]["old"]
+    assert exit_code_of(app, ["check", str(paths[1]), "--against", str(paths[0])]) == 0
+    assert "119 unchanged" in capsys.readouterr().out
+
+
+def test_the_page_holds_text_only_where_it_is_asked_for(tmp_path: Path, capsys: Any) -> None:
+    rows = [{**row, "prompt": row["prompt"] + " zanzibar"} for row in pairs(110)]
+    private = {**pairs(1, 8)[0], "prompt": "Write to someone" + "@" + "zanzibar.example please"}
+    path = write(tmp_path / "pairs.jsonl", [private, *rows])
+    pages = {}
+    for name, more in (("plain", []), ("text", ["--show-text"])):
+        page = tmp_path / f"{name}.html"
+        run(capsys, str(path), "--html", str(page), *more)
+        pages[name] = page.read_text(encoding="utf-8")
+    assert "zanzibar" not in pages["plain"]
+    assert "pairs.jsonl:1<" in pages["plain"].replace("\n", "")
+    assert pages["text"].count("zanzibar") > 5
+    assert "zanzibar.example" not in pages["text"]
+
+
+def test_output_is_a_new_folder_with_everything(tmp_path: Path, capsys: Any) -> None:
+    path, folder = write(tmp_path / "pairs.jsonl", pairs(110)), tmp_path / "out"
+    run(capsys, str(path), "--output", str(folder))
+    assert {entry.name for entry in folder.iterdir()} >= {"train_pairs.parquet", "quarantine.parquet", "report"}
+    assert {entry.name for entry in (folder / "report").iterdir()} == {
+        *("report.json", "report.html", "DATASET_CARD.md", "great_expectations.json")
+    }
+    code, answer, _ = run(capsys, str(path), "--output", str(folder))
+    assert (code, "is there already" in answer["error"]["message"]) == (2, True)
+
+
+def test_prompts_steps_and_feedback_are_told_apart(tmp_path: Path, capsys: Any) -> None:
+    files = {
+        "prompts": [{"prompt": row["prompt"]} for row in pairs(20)],
+        "stepwise": [{"prompt": r["prompt"], "completions": ["a", "b"], "labels": [True, False]} for r in pairs(20)],
+        "feedback": [
+            {"prompt": r["prompt"], "completion": r["chosen"], "label": i % 2 == 0} for i, r in enumerate(pairs(120))
+        ],
+    }
+    for name, rows in files.items():
+        _, found, _ = run(capsys, str(write(tmp_path / f"{name}.jsonl", rows)))
+        assert (found["format"], found["kept"]) == (name, len(rows))
+
+
+def test_the_command_leaves_no_folder_behind(tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.jsonl", pairs(110))
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", "from flows.cli import main; main()", "check", str(path)]
+    done = subprocess.run(command, env={"TMPDIR": str(tmp_path / "temporary"), "PATH": ""}, check=False)
+    assert done.returncode == 0
+    assert list((tmp_path / "temporary").iterdir()) == []
