@@ -72,13 +72,13 @@ KEPT, QUARANTINED, DROPPED = range(3)
 class TableWriter:
     """Writes one Parquet file whole or not at all, in row groups of one size whatever the pieces."""
 
-    def __init__(self, stack: ExitStack, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, stack: ExitStack, path: Path, schema: pa.Schema, compression: str = "zstd") -> None:
         self.schema = schema
         self.num_rows = 0
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
         temporary = stack.enter_context(atomic_path(path))
-        self._writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd", version="2.6"))
+        self._writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression=compression, version="2.6"))
         stack.callback(self._flush, 0)
 
     def write(self, table: pa.Table) -> None:
@@ -210,7 +210,10 @@ class OutputWriter:
         paths = {} if folder is None else {name: folder / f"{name}.parquet" for name in schemas}
         self._writers = {name: TableWriter(self._stack, path, schemas[name]) for name, path in paths.items()}
         features = {kind: features_folder / f"{kind}.parquet" for kind in kinds}
-        self._features = {kind: TableWriter(self._stack, path, FINAL_FEATURES) for kind, path in features.items()}
+        # Read once more and then deleted: speed counts, size does not.
+        self._features = {
+            kind: TableWriter(self._stack, path, FINAL_FEATURES, "lz4") for kind, path in features.items()
+        }
         self.written = Written(paths, features, {})
         self._num_examples: Counter[str] = Counter()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flows.commands.errors import signals_unwind
 from flows.commands.output import Answer
 from training_core.errors import EXIT_DATA, EXIT_OK, ConfigurationError
 from training_core.protocol.atomic import atomic_path, write_text
@@ -51,7 +52,7 @@ def check_file(options: CheckOptions, *, as_json: bool) -> Answer:
     """Check one file; print what was found. The exit code is 0 or 3."""
     progress = None if as_json or not sys.stderr.isatty() else Progress()
     fixed = _fixed_path(options) if options.fix else None
-    with tempfile.TemporaryDirectory(prefix="tidegate-check-") as temporary:
+    with signals_unwind(), tempfile.TemporaryDirectory(prefix="tidegate-check-") as temporary:
         folder = Path(temporary)
         outcome = _check(options.file, options, folder / "new", options.output, progress)
         answer = as_object(outcome)

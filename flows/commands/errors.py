@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import typer
@@ -38,6 +40,32 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 class TerminatedError(BaseException):
     """SIGTERM reached the command outside of a flow run. Not an Exception: nothing on the way may swallow it."""
+
+
+@contextlib.contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Outside of the flow (inside, Prefect has its own handler) SIGTERM unwinds, so that servers are ended.
+
+    SIGHUP, the end of the terminal or of the connection, becomes a SIGTERM: for whoever handles that one now. Where it
+    is ignored (`nohup`) it stays ignored.
+    """
+
+    def handler(signal_number: int, frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    def hung_up(signal_number: int, frame: FrameType | None) -> None:
+        # Once: a shell and the kernel may both send one, and a second would interrupt the saving after the first.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGTERM)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handler)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def exit_code_of(app: typer.Typer, arguments: Sequence[str]) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from flows.commands.errors import TerminatedError, error_value, failed
+from flows.commands.errors import error_value, failed, signals_unwind
 from flows.commands.live import make_observer
 from flows.commands.output import Answer
 from flows.commands.summary import print_summary
@@ -36,7 +33,7 @@ from training_core.errors import (
 
 def run_pipeline(configs: Sequence[Path], settings: Sequence[str], root: str | Path | None, *, as_json: bool) -> Answer:
     """Run a pipeline and print how it goes; return what came out."""
-    with _signals_unwind():
+    with signals_unwind():
         return _run(configs, settings, root, as_json)
 
 
@@ -117,29 +114,3 @@ def outcome_code(record: RunRecord) -> int:
     if record.state is RunState.COMPLETED:
         return EXIT_OK
     return EXIT_DATA if record.state is RunState.GATE_ERROR else EXIT_GATE_NOT_PASSED
-
-
-@contextlib.contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """Outside of the flow (inside, Prefect has its own handler) SIGTERM unwinds, so that servers are ended.
-
-    SIGHUP, the end of the terminal or of the connection, becomes a SIGTERM: for whoever handles that one now. Where it
-    is ignored (`nohup`) it stays ignored.
-    """
-
-    def handler(signal_number: int, frame: FrameType | None) -> None:
-        raise TerminatedError
-
-    def hung_up(signal_number: int, frame: FrameType | None) -> None:
-        # Once: a shell and the kernel may both send one, and a second would interrupt the saving after the first.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.raise_signal(signal.SIGTERM)
-
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handler)}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_checking import files_of, load_check
 
+from data_checks.config import CheckDataConfig
 from data_checks.reading import block, blocks, read_block, streams
 from training_core.errors import TidegateError
 
@@ -186,6 +188,29 @@ def test_mutated_files_end_in_rows_or_errors(tmp_path: Path, name: str) -> None:
     assert growth * 1024 < MAX_GROWTH_BYTES
     assert any(outcome.error for outcome in outcomes) or name in LINE_KINDS, "no mutation was refused"
     assert any(outcome.num_rows for outcome in outcomes), "no mutation left rows"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mutated_files_through_the_whole_check(tmp_path: Path, name: str) -> None:
+    """Every sixth of them: each row that was read is kept or put aside, whatever stands in it."""
+    path = tmp_path / name
+    for index in range(0, NUM_MUTATIONS, 6):
+        path.write_bytes(mutated(name, index)[0])
+        read = check_file_safely(path)
+        config = CheckDataConfig.model_validate({"preferences": [{"path": str(path), "format": "pairs"}]})
+        refusal = None
+        try:
+            loaded = load_check(files_of(config), config, None, tmp_path / str(index))
+        except TidegateError as error:
+            refusal = error
+        if refusal is not None:
+            assert path.name in str(refusal)
+            # A file of which no row could be read is refused, too.
+            assert read.error is not None or read.num_rows == read.num_refused
+            continue
+        ledger = loaded.counts["preferences"]
+        accounted = ledger.kept + sum(ledger.quarantined.values()) + sum(ledger.dropped.values())
+        assert read.num_rows == ledger.rows == ledger.examples == accounted, f"mutation {index}"
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -6,11 +6,14 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from data_checks.workers import SMALL_BYTES
 from flows.cli import app
 from flows.commands.errors import exit_code_of
 
@@ -184,3 +187,26 @@ def test_the_command_leaves_no_folder_behind(tmp_path: Path) -> None:
     done = subprocess.run(command, env={"TMPDIR": str(tmp_path / "temporary"), "PATH": ""}, check=False)
     assert done.returncode == 0
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_stopped_command_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGTERM in the middle: exit code 75, no worker process, no folder."""
+    path = write(tmp_path / "pairs.jsonl", pairs(1000) * 250)  # Enough for worker processes.
+    assert path.stat().st_size > SMALL_BYTES
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-c", "from flows.cli import main; main()", "check", str(path)]
+    environment = {"TMPDIR": str(temporary), "PATH": "", "HOME": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    watched = psutil.Process(process.pid)
+    for _ in range(600):
+        if any(temporary.glob("tidegate-check-*/new/work/*.features.parquet")):
+            break
+        time.sleep(0.05)
+    workers = watched.children(recursive=True)
+    assert workers
+    process.terminate()
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, "stopped by SIGTERM" in told) == (75, True)
+    assert list(temporary.iterdir()) == []
+    assert not psutil.wait_procs(workers, timeout=10)[1]

@@ -89,12 +89,11 @@ def test_every_error_has_one_block_and_its_code(capsys, kind: str, code: int) ->
 
 @pytest.mark.parametrize(("ignored", "raised"), [(False, True), (True, False)])
 def test_a_hangup_unwinds_unless_it_is_ignored(ignored: bool, raised: bool) -> None:
-    from flows.commands.errors import TerminatedError
-    from flows.commands.run import _signals_unwind
+    from flows.commands.errors import TerminatedError, signals_unwind
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        with pytest.raises(TerminatedError) if raised else contextlib.nullcontext(), _signals_unwind():
+        with pytest.raises(TerminatedError) if raised else contextlib.nullcontext(), signals_unwind():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:
