@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from data_checks.columns import TurnColumn
+from data_checks.reading.block import TextRows
 from data_checks.result import Defects
 from data_checks.rows import (
     Dropped,
@@ -28,31 +30,42 @@ MAX_EXAMPLES = 5
 class Batch:
     """Examples in file order, an entry of each list an example."""
 
-    origins: list[RawRow] = field(default_factory=list)
-    rows: list[Row | None] = field(default_factory=list)
-    """None for what could not be cut into prompt and answers, and for plain pairs, which have no more than texts."""
+    file: str
+    """What the rows' file is called."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the rows that the examples come from."""
+    offsets: list[int | None] = field(default_factory=list)
+    raws: list[str | bytes] = field(default_factory=list)
+    """The rows as text, or as UTF-8 of which that is known."""
+    rows: dict[int, Row] = field(default_factory=dict)
+    """Place -> row of all that could be cut into prompt and answers and have more than their texts."""
     sources: list[str | None] = field(default_factory=list)
-    prompts: list[Turns | None] = field(default_factory=list)
-    chosen: list[Turns | None] = field(default_factory=list)
-    rejected: list[Turns | None] = field(default_factory=list)
+    prompts: TurnColumn = field(default_factory=lambda: TurnColumn("user"))
+    chosen: TurnColumn = field(default_factory=lambda: TurnColumn("assistant"))
+    rejected: TurnColumn = field(default_factory=lambda: TurnColumn("assistant"))
     findings: dict[int, list[Finding]] = field(default_factory=dict)
     """Place -> what is wrong there; places in order."""
     dropped: dict[int, Dropped] = field(default_factory=dict)
     """Place -> the policy that leaves it out."""
-    known: list[tuple[int, Row]] = field(default_factory=list)
-    """Place and row of all that have more than their texts."""
 
     def __len__(self) -> int:
-        return len(self.origins)
+        return len(self.numbers)
 
-    def add_plain(self, raw: RawRow, source: str, prompt: str, chosen: str, rejected: str) -> None:
-        """Add a pair of two answers to one question in which nothing is wrong."""
-        self.origins.append(raw)
-        self.rows.append(None)
-        self.sources.append(source)
-        self.prompts.append((("user", prompt),))  # type: ignore[arg-type]
-        self.chosen.append((("assistant", chosen),))  # type: ignore[arg-type]
-        self.rejected.append((("assistant", rejected),))  # type: ignore[arg-type]
+    @classmethod
+    def of_texts(cls, rows: TextRows, source: str) -> Batch:
+        """Return pairs of two answers to one question each, all of which stand in one source.
+
+        Args:
+            rows: prompt, chosen and rejected answer. In those that are odd anything may stand: `put` replaces them.
+            source: of all of them.
+        """
+        batch = cls(rows.name, list(rows.numbers), list(rows.offsets), list(rows.raws))
+        for place, row in rows.odd.items():
+            batch.raws[place] = row.raw  # As UTF-8 it may not be readable.
+        batch.sources = [source] * len(batch)
+        for column, texts in zip((batch.prompts, batch.chosen, batch.rejected), rows.columns, strict=True):
+            column.extend_texts(texts)
+        return batch
 
     def add(self, raw: RawRow, row: Row | None, findings: list[Finding], dropped: Dropped | None = None) -> None:
         """Add an example of any kind.
@@ -63,36 +76,45 @@ class Batch:
             findings: what is wrong with it; the row's own list, to which more may be added later.
             dropped: the policy that leaves it out.
         """
+        place = len(self)
+        self.numbers.append(raw.number)
+        self.offsets.append(raw.offset)
+        self.raws.append(raw.raw)
+        self.sources.append(None)
+        for column in (self.prompts, self.chosen, self.rejected):
+            column.append(None)
+        self.put(place, row, findings, dropped)
+
+    def put(self, place: int, row: Row | None, findings: list[Finding], dropped: Dropped | None = None) -> None:
+        """Say what an example is after all; arguments are those of `add`."""
         if findings:
-            self.findings[len(self)] = findings
+            self.findings[place] = findings
         elif dropped is not None:
-            self.dropped[len(self)] = dropped
+            self.dropped[place] = dropped
         if row is not None:
-            self.known.append((len(self), row))
-        self.origins.append(raw)
-        self.rows.append(row)
-        self.sources.append(None if row is None else row.source)
-        self.prompts.append(None if row is None else row.prompt)
-        self.chosen.append(_answer(row))
-        self.rejected.append(row.rejected if isinstance(row, PairRow) else None)
+            self.rows[place] = row
+        self.sources[place] = None if row is None else row.source
+        self.prompts.put(place, None if row is None else row.prompt)
+        self.chosen.put(place, _answer(row))
+        self.rejected.put(place, row.rejected if isinstance(row, PairRow) else None)
 
     def usable_rows(self) -> list[Row]:
         """Return the rows, plain pairs aside, in which nothing was found and that no policy leaves out."""
         return [
             row
-            for place, row in self.known
+            for place, row in self.rows.items()
             if not row.findings and place not in self.findings and place not in self.dropped
         ]
 
     def collect_findings(self) -> None:
         """Take over what later rules added to the rows' own lists."""
-        found = {place: row.findings for place, row in self.known if row.findings and place not in self.findings}
+        found = {place: row.findings for place, row in self.rows.items() if row.findings and place not in self.findings}
         if found:
             self.findings = dict(sorted({**self.findings, **found}.items()))
 
     def add_finding(self, place: int, finding: Finding) -> None:
         """Note that something is wrong with an example."""
-        row = self.rows[place]
+        row = self.rows.get(place)
         if row is not None:
             row.findings.append(finding)
             self.collect_findings() if place not in self.findings else None
@@ -111,7 +133,7 @@ class Batch:
                 found.transcripts += sides[reason]
                 if len(found.examples) < MAX_EXAMPLES:
                     found.detail = found.detail or describe_findings(findings)
-                    found.examples.append(f"{self.origins[place].file}:{self.origins[place].number}")
+                    found.examples.append(f"{self.file}:{self.numbers[place]}")
         return defects
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-
-from data_checks.rows import Turns
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 CANONICAL_SCHEMA = pa.schema(
@@ -41,34 +37,6 @@ CANONICAL_SCHEMA = pa.schema(
     ]
 )
 """One row an example of any kind. Columns that its kind does not have are null."""
-
-
-def messages_array(column: Sequence[Turns | None]) -> pa.Array:
-    """Return turns as an Arrow array of lists of messages, null where there are none."""
-    roles: list[str]
-    contents: list[str]
-    mask = None
-    if all(turns is not None and len(turns) == 1 for turns in column):
-        roles, contents = ([turns[0][at] for turns in column if turns] for at in (0, 1))
-        offsets = np.arange(len(column) + 1, dtype=np.int32)
-    else:
-        roles, contents = ([turn[at] for turns in column if turns for turn in turns] for at in (0, 1))
-        lengths = [0 if turns is None else len(turns) for turns in column]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        mask = pa.array([turns is None for turns in column])
-    values = pa.StructArray.from_arrays([pa.array(roles, pa.string()), pa.array(contents, pa.string())], fields=FIELDS)
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=MESSAGES, mask=mask)
-
-
-FIELDS = list(MESSAGES.value_type)
-
-
-def joined_texts(column: Iterable[Turns | None]) -> list[str | None]:
-    """Return the contents of each list of turns, joined by line breaks."""
-    return [
-        None if turns is None else turns[0][1] if len(turns) == 1 else "\n".join(content for _, content in turns)
-        for turns in column
-    ]
 
 
 def table_of(columns: dict[str, Any], num_rows: int, schema: pa.Schema) -> pa.Table:

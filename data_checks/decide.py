@@ -88,6 +88,18 @@ class Store:
         self.connection.execute("insert into found select * from new_rows")
         self.connection.unregister("new_rows")
 
+    def judged_again(self, table: str) -> str:
+        """Return the name of a view of the usable rows that ask for the same judgement as another one does."""
+        from data_checks.whole.duplicates import judged_again
+
+        # Laid down once, since few rows are left: what is marked later leaves the view, not the table.
+        self.connection.execute(f"create table repeated_{table} as {judged_again(table)}")
+        self.connection.execute(
+            f"create view again_{table} as select r.* from repeated_{table} r "
+            "anti join found f on r.example = f.example"
+        )
+        return f"again_{table}"
+
     def number(self, query: str) -> Any:
         # All of it: a result that is not read to its end keeps the connection busy.
         ((value,),) = self.connection.execute(query).fetchall()
@@ -179,8 +191,10 @@ def make_clusters(store: Store, chunks: Sequence[Chunk], config: CheckDataConfig
     """
     from data_checks.whole.near_duplicates import cluster_prompts
 
-    usable = " union ".join(f"select group_key from {name}" for name in store.tables)
-    store.connection.execute(f"create table groups as {usable}")
+    usable = " union all ".join(f"select group_key, group_key_2 from {name}" for name in store.tables)
+    store.connection.execute(
+        f"create table groups as select group_key, min(group_key_2) as group_key_2 from ({usable}) group by 1"
+    )
     sketches = [chunk.sketches for chunk in chunks if chunk.sketches is not None]
     prefixes = [chunk.prefixes for chunk in chunks if chunk.prefixes is not None]
     similarity = None if config.near_duplicates is None else config.near_duplicates.similarity
@@ -237,11 +251,12 @@ def mark_repeats(store: Store, config: CheckDataConfig) -> Numbers:
         prefix = "" if name == "preferences" else "feedback_"
         if not store.has(name):
             continue
-        conflicts = find_conflicts(store.connection, name)
+        again = store.judged_again(name)
+        conflicts = find_conflicts(store.connection, again)
         numbers[f"num_{prefix}conflicts"] = conflicts.num_rows
         if config.conflicts == "quarantine_all":
             store.mark(found_table(conflicts["example"].to_numpy(), conflicting[name], CONFLICT_TEXTS[name]))
-        duplicates = find_duplicates(store.connection, name)
+        duplicates = find_duplicates(store.connection, again)
         numbers[f"num_{prefix}duplicates"] = duplicates.num_rows
         if config.duplicates == "keep_first":
             store.connection.register("repeats", duplicates)
@@ -251,7 +266,7 @@ def mark_repeats(store: Store, config: CheckDataConfig) -> Numbers:
             )
             store.connection.unregister("repeats")
     if store.has("preferences"):
-        numbers |= annotator_agreement(store.connection, "preferences")
+        numbers |= annotator_agreement(store.connection, "again_preferences")
         cycles = find_cycles(store.connection, "preferences")
         numbers |= {"num_cycle_rows": len(cycles.examples), "num_cycle_prompts": cycles.num_prompts}
         if config.max_pairs_per_prompt is not None:
@@ -269,21 +284,17 @@ CONFLICT_TEXTS = {
 }
 
 
-def make_sides(store: Store, validation_fraction: float, seed: int) -> None:
+def make_sides(store: Store, fraction: float, seed: int) -> None:
     """Make the table `sides` (group_key, cluster_key, is_validation) of the prompts of pairs and feedback."""
     tables = [name for name in JUDGED_TABLES if store.has(name)]
-    query = " union ".join(f"select group_key, group_key_2 from {name}" for name in tables)
-    empty = "select 0::bigint as group_key, 0::bigint as group_key_2 where false"
-    store.connection.execute(f"create table prompts as {query or empty}")
-    everyone = " union ".join(f"select group_key, group_key_2 from read_{name}" for name in store.tables)
+    used = " union all ".join(f"select group_key from {name}" for name in tables) or "select 0::bigint where false"
     # A cluster goes where its representative would go alone, so that a prompt without a twin never moves.
+    side = side_sql("coalesce(c.cluster_key, g.group_key)", "coalesce(c.cluster_key_2, g.group_key_2)", seed, fraction)
     store.connection.execute(
-        f"create table sides as with ids as ({everyone}), members as ("
-        "select p.*, coalesce(c.cluster_key, p.group_key) as cluster_key "
-        "from prompts p left join clusters c using (group_key)) select m.group_key, m.cluster_key, "
-        f"{side_sql('i.group_key', 'i.group_key_2', seed, validation_fraction)} as is_validation "
-        "from members m join (select group_key, min(group_key_2) as group_key_2 from ids group by 1) i "
-        "on i.group_key = m.cluster_key"
+        "create table sides as select g.group_key, coalesce(c.cluster_key, g.group_key) as cluster_key, "
+        f"{side} as is_validation from groups g left join (select m.group_key, m.cluster_key, "
+        "r.group_key_2 as cluster_key_2 from clusters m join groups r on r.group_key = m.cluster_key) c "
+        f"using (group_key) where g.group_key in ({used})"
     )
 
 
@@ -312,29 +323,30 @@ def hold_out_rl_prompts(store: Store) -> None:
 def _decisions(store: Store, fingerprint: str, numbers: Numbers) -> Decisions:
     found = store.connection.sql("select * from found order by example").to_arrow_table()
     sides = store.connection.execute("select * from sides order by group_key").fetchnumpy()
-    train, validation = (_first_examples(store, side) for side in (False, True))
+    firsts, held_out = _first_examples(store)
     return Decisions(
         found.cast(FOUND_SCHEMA),
         np.asarray(sides["group_key"], np.int64),
         np.asarray(sides["cluster_key"], np.int64),
         np.asarray(sides["is_validation"], np.bool_),
-        train,
-        validation,
+        firsts[~held_out],
+        firsts[held_out],
         fingerprint,
         numbers,
     )
 
 
-def _first_examples(store: Store, is_validation: bool) -> NDArray[np.int64]:
-    """Return the first example of each distinct prompt of one side: pairs come before feedback."""
+def _first_examples(store: Store) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the first example of each distinct prompt, sorted, and whether it is held out; pairs come first."""
     tables = [name for name in JUDGED_TABLES if store.has(name)]
     if not tables:
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), np.empty(0, np.bool_)
     union = " union all ".join(
         f"select {order} as place, example, prompt_key, group_key from {name}" for order, name in enumerate(tables)
     )
+    first = "min(example)" if len(tables) == 1 else "min_by(example, (place, example))"
     found = store.connection.execute(
-        f"select min_by(example, (place, example)) as example from ({union}) r join sides s using (group_key) "
-        f"where s.is_validation = {str(is_validation).lower()} group by prompt_key order by 1"
+        f"select f.example, s.is_validation from (select {first} as example, any_value(group_key) as group_key "
+        f"from ({union}) group by prompt_key) f join sides s using (group_key) order by 1"
     ).fetchnumpy()
-    return np.asarray(found["example"], np.int64)
+    return np.asarray(found["example"], np.int64), np.asarray(found["is_validation"], np.bool_)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from data_checks.batch import Batch
+from data_checks.batch import Batch, Row
 from data_checks.config import CheckDataConfig
 from data_checks.examples import ExampleColumns
 from data_checks.formats import FORMATS
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
-    from data_checks.reading import Block
+    from data_checks.reading.block import Block, TextRows
     from data_checks.whole.contamination import EvaluationIndex
 
 PLAIN_FORMAT = "pairs"
+PLAIN_KEYS = ("prompt", "chosen", "rejected")
 ALL_HASHES = 2**63 - 1
 """No content hash is larger."""
 
@@ -67,66 +68,85 @@ class Chunk:
     """Numbers and texts of the examples that may be in the sample."""
 
 
-def convert(rows: Iterable[RawRow], task: FileTask, *, plain: bool = False) -> Batch:
+def convert(rows: Iterable[RawRow], task: FileTask) -> Batch:
     """Return the examples of rows as read, each judged on its own, tokens aside.
 
     Args:
         rows: of one file.
         task: how they are read.
-        plain: whether pairs of three texts may take the short way. What is found is the same.
     """
-    chosen = FORMATS[task.format]
-    batch = Batch()
-    plain = plain and task.format == PLAIN_FORMAT
+    batch = Batch(task.name)
     for raw in rows:
-        if raw.finding is not None:
-            batch.add(raw, None, [raw.finding])
-            continue
-        if plain and add_if_plain(batch, raw, task.options.source):
-            continue
-        results: Sequence[Result]
-        try:
-            results = chosen.convert(raw, task.options)
-        except RowError as error:
-            results = [error.finding]
-        assert results, f"format {task.format} lost a row"
-        for result in results:
-            _add(batch, raw, result, task)
+        for row, findings, dropped in _examples_of(raw, task):
+            batch.add(raw, row, findings, dropped)
     return batch
 
 
-def add_if_plain(batch: Batch, raw: RawRow, source: str) -> bool:
-    """Add a row of three texts in which nothing is wrong: most rows of most files, and much the quickest to judge."""
-    value = raw.value
-    if value is None or len(value) != 3:
-        return False
-    prompt, chosen, rejected = value.get("prompt"), value.get("chosen"), value.get("rejected")
-    if not (type(prompt) is type(chosen) is type(rejected) is str):
-        return False
-    answers = chosen.strip(), rejected.strip()
-    if not answers[0] or not answers[1] or answers[0] == answers[1] or not prompt.strip():
-        return False
-    batch.add_plain(raw, source, prompt, chosen, rejected)
-    return True
+def read_and_convert(block: Block, task: FileTask, *, may_be_plain: bool) -> tuple[int, Batch]:
+    """Return how many rows a block has, and its examples.
+
+    Args:
+        block: where the rows are.
+        task: how they are read.
+        may_be_plain: whether pairs of three texts may take the short way. What is found is the same, but they have no
+            `Row`.
+    """
+    from data_checks.reading import read_block
+
+    if may_be_plain and task.format == PLAIN_FORMAT and (texts := block.texts(PLAIN_KEYS)) is not None:
+        return len(texts.numbers), convert_texts(texts, task)
+    rows = read_block(block)
+    return len(rows), convert(rows, task)
 
 
-def _add(batch: Batch, raw: RawRow, result: Result, task: FileTask) -> None:
+def convert_texts(rows: TextRows, task: FileTask) -> Batch:
+    """Return what `convert` would of rows that are nearly all pairs of three texts in which nothing is wrong."""
+    batch = Batch.of_texts(rows, task.options.source)
+    odd = dict(rows.odd)
+    prompts, chosen, rejected = (list(map(str.strip, column)) for column in rows.columns)
+    for place, (prompt, one, other) in enumerate(zip(prompts, chosen, rejected, strict=True)):
+        if (not (prompt and one and other) or one == other) and place not in odd:
+            value = dict(zip(PLAIN_KEYS, (column[place] for column in rows.columns), strict=True))
+            raw = rows.raws[place].decode()
+            odd[place] = RawRow(rows.name, rows.numbers[place], raw, value, None, rows.offsets[place])
+    for place, raw_row in sorted(odd.items()):
+        ((row, findings, dropped),) = _examples_of(raw_row, task)  # The plain format makes one example of one row.
+        batch.put(place, row, findings, dropped)
+    return batch
+
+
+Example = tuple[Row | None, list[Finding], Dropped | None]
+
+
+def _examples_of(raw: RawRow, task: FileTask) -> list[Example]:
+    if raw.finding is not None:
+        return [(None, [raw.finding], None)]
+    results: Sequence[Result]
+    try:
+        results = FORMATS[task.format].convert(raw, task.options)
+    except RowError as error:
+        results = [error.finding]
+    assert results, f"format {task.format} lost a row"
+    return [_judged(result, task) for result in results]
+
+
+def _judged(result: Result, task: FileTask) -> Example:
+    """Return an example with all that is wrong with it by itself."""
     if isinstance(result, Finding):
-        batch.add(raw, None, [result])
-    elif isinstance(result, Dropped):
-        batch.add(raw, None, [], result)
-    elif isinstance(result, PairRow):
+        return None, [result], None
+    if isinstance(result, Dropped):
+        return None, [], result
+    if isinstance(result, PairRow):
         result.findings += pair_findings(result)
         dropped = _tie(result, task.ties)
-        batch.add(raw, result, result.findings, dropped)
+        return result, result.findings, dropped
+    if isinstance(result, FeedbackRow):
+        result.findings += feedback_findings(result)
+    elif isinstance(result, StepwiseRow):
+        result.findings += stepwise_findings(result)
     else:
-        if isinstance(result, FeedbackRow):
-            result.findings += feedback_findings(result)
-        elif isinstance(result, StepwiseRow):
-            result.findings += stepwise_findings(result)
-        else:
-            result.findings += prompt_findings(result)
-        batch.add(raw, result, result.findings)
+        result.findings += prompt_findings(result)
+    return result, result.findings, None
 
 
 def _tie(row: PairRow, policy: Literal["drop", "keep"] | None) -> Dropped | None:
@@ -172,17 +192,14 @@ class Judge:
             task: how its file is read.
             sample_limit: largest content hash that may still be in the sample.
         """
-        from data_checks.reading import read_block
-
-        raw = read_block(block)
         # Tokens are counted on rows, which plain pairs are not.
-        batch = convert(raw, task, plain=self.tokenizer is None)
+        num_rows, batch = read_and_convert(block, task, may_be_plain=self.tokenizer is None)
         self._measure(batch)
         columns = ExampleColumns.of(batch, number, FORMATS[task.format].label_kind)
         self._judge_texts(batch, columns)
         if self.evaluation is not None and task.table != "eval_prompts":
             self._hold_out(batch, columns, self.evaluation)
-        return self._write(number, task, len(raw), batch, columns, sample_limit)
+        return self._write(number, task, num_rows, batch, columns, sample_limit)
 
     def _measure(self, batch: Batch) -> None:
         if self.tokenizer is None or self.limits is None:

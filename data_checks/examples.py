@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from data_checks.batch import Batch, Row
-from data_checks.canonical import CANONICAL_SCHEMA, joined_texts, messages_array, table_of
+from data_checks.canonical import CANONICAL_SCHEMA, table_of
+from data_checks.columns import TurnColumn
 from data_checks.features import Flag, text_features
 from data_checks.keys import (
     content_digest,
@@ -25,9 +26,10 @@ from data_checks.keys import (
     judgement_of,
     normalise_all,
     normalised,
+    plain_digests,
     text_keys,
 )
-from data_checks.rows import FeedbackRow, PairRow, PromptItem, StepwiseRow, Turns, describe_findings, primary
+from data_checks.rows import FeedbackRow, PairRow, PromptItem, StepwiseRow, describe_findings, primary
 
 if TYPE_CHECKING:
     from data_checks.whole.contamination import EvaluationIndex
@@ -75,6 +77,8 @@ FEATURE_SCHEMA = pa.schema(
     ]
 )
 """Numbers on each example, no text. Keys and hashes are null for rows that could not be read."""
+NAME_COLUMNS = ["file", "source", "kind", "annotator", "reason", "policy"]
+"""Features that have few different values."""
 _TEXT_COLUMNS = ("annotator", "tools", "ground_truth", "data_source", "ability", "prompt_id")
 _NUMBER_COLUMNS = ("margin", "chosen_score", "rejected_score", "label", "rating")
 
@@ -87,10 +91,6 @@ class ExampleColumns:
     batch: Batch
     pair_kind: str
     """What the judgements of pairs are: `pair` or `ranked`."""
-    columns: dict[str, list[Turns | None]]
-    """Part -> turns."""
-    texts: dict[str, list[str | None]]
-    """Part -> contents of the turns, joined by line breaks."""
     numbers: dict[str, NDArray[Any]]
     """What `text_features` says."""
     group_texts: list[str | None]
@@ -100,22 +100,14 @@ class ExampleColumns:
 
     @classmethod
     def of(cls, batch: Batch, number: int, pair_kind: str = "pair") -> ExampleColumns:
-        columns = {"prompt": batch.prompts, "chosen": batch.chosen, "rejected": batch.rejected}
-        joined = {part: joined_texts(column) for part, column in columns.items()}
-        texts, groups = _groups(batch.prompts)
-        examples = [
-            None if prompt is None else example_digest(prompt, chosen or (), rejected, row and _judgement(row))
-            for prompt, chosen, rejected, row in zip(
-                batch.prompts, batch.chosen, batch.rejected, batch.rows, strict=True
-            )
-        ]
-        return cls(number, batch, pair_kind, columns, joined, text_features(joined), texts, groups, examples)
+        numbers = text_features({part: column.texts for part, column in _parts(batch).items()})
+        return cls(number, batch, pair_kind, numbers, *_groups(batch.prompts), _example_digests(batch))
 
     def contaminated(self, index: EvaluationIndex) -> list[int]:
         """Return the places of the examples that hold a prompt of the evaluation."""
         found = np.zeros(len(self.batch), np.bool_)
-        for column in self.texts.values():
-            found |= index.hits([text or "" for text in column])
+        for column in _parts(self.batch).values():
+            found |= index.hits([text or "" for text in column.texts])
         return [int(place) for place in np.flatnonzero(found)]
 
     def with_secrets(self) -> list[int]:
@@ -125,16 +117,18 @@ class ExampleColumns:
 
     def _attribute(self, name: str) -> list[Any] | None:
         """Return one field of every row, None where no row has it. Plain pairs have no more than their texts."""
-        if not self.batch.known:
+        if not self.batch.rows:
             return None
         values: list[Any] = [None] * len(self.batch)
-        for place, row in self.batch.known:
+        for place, row in self.batch.rows.items():
             values[place] = getattr(row, name, None)
         return values
 
     def _kinds(self) -> list[str | None]:
-        kinds: list[str | None] = [None if prompt is None else "pair" for prompt in self.batch.prompts]
-        for place, row in self.batch.known:
+        kinds: list[str | None] = ["pair"] * len(self.batch)
+        for place, turns in self.batch.prompts.others.items():
+            kinds[place] = None if turns is None else "pair"
+        for place, row in self.batch.rows.items():
             kinds[place] = self.pair_kind if isinstance(row, PairRow) else KINDS[type(row)]
         return kinds
 
@@ -143,15 +137,15 @@ class ExampleColumns:
         batch = self.batch
         size = len(batch)
         columns: dict[str, Any] = {
-            "example_id": _hexes(self.example_digests, [isinstance(row, PromptItem) for row in batch.rows]),
+            "example_id": _hexes(self.example_digests, _prompt_places(batch)),
             "source": batch.sources,
             "group_id": _hexes(self.group_digests),
             "label_kind": self._kinds(),
-            "source_file": [origin.file for origin in batch.origins],
-            "source_row": [origin.number for origin in batch.origins],
+            "source_file": pa.repeat(batch.file, size),
+            "source_row": batch.numbers,
             "extra": self._extra(),
-            "byte_offset": [origin.offset for origin in batch.origins],
-            **{f"{part}_messages": messages_array(column) for part, column in self.columns.items()},
+            "byte_offset": batch.offsets,
+            **{f"{part}_messages": column.messages() for part, column in _parts(batch).items()},
             **{name: self._attribute(name) for name in _TEXT_COLUMNS + _NUMBER_COLUMNS},
         }
         if batch.findings or batch.dropped:
@@ -159,15 +153,15 @@ class ExampleColumns:
             details = {place: item.detail for place, item in dropped.items()}
             details |= {place: describe_findings(findings) for place, findings in found.items()}
             columns["detail"] = [details.get(place) for place in range(size)]
-        columns["raw"] = [origin.raw for origin in batch.origins]
+        columns["raw"] = batch.raws
         write_arrow(table_of(columns, size, SPILL_SCHEMA), path)
         return path
 
     def _extra(self) -> list[str | None]:
-        return [
-            "{}" if row is None else _with_labels(row) if isinstance(row, StepwiseRow) else row.extra
-            for row in self.batch.rows
-        ]
+        extra: list[str | None] = ["{}"] * len(self.batch)
+        for place, row in self.batch.rows.items():
+            extra[place] = _with_labels(row) if isinstance(row, StepwiseRow) else row.extra
+        return extra
 
     def write_features(self, path: Path, sample_limit: int) -> tuple[Path, pa.Table]:
         """Write the numbers of the examples; return those that may be in the sample, texts included.
@@ -177,10 +171,10 @@ class ExampleColumns:
             sample_limit: usable examples with a smaller or equal content hash may be in the sample.
         """
         batch, size = self.batch, len(self.batch)
-        contents = [
-            value if value is None or row is None else content_digest(row, value)
-            for row, value in zip(batch.rows, self.example_digests, strict=True)
-        ]
+        contents = list(self.example_digests)
+        for place, row in batch.rows.items():
+            if (value := contents[place]) is not None:
+                contents[place] = content_digest(row, value)
         unusable = set(batch.findings) | set(batch.dropped)
         usable = np.ones(size, np.bool_)
         usable[list(unusable)] = False
@@ -188,8 +182,8 @@ class ExampleColumns:
         groups, hashes = _words(self.group_digests), _words(contents)
         columns: dict[str, Any] = {
             "example": (self.number << CHUNK_BITS) + np.arange(size, dtype=np.int64),
-            "file": [origin.file for origin in batch.origins],
-            "row": [origin.number for origin in batch.origins],
+            "file": pa.repeat(batch.file, size),
+            "row": np.array(batch.numbers, np.int64),
             "source": batch.sources,
             "kind": kinds,
             "usable": usable,
@@ -201,13 +195,10 @@ class ExampleColumns:
             "prompt_id_key": self._prompt_id_keys(),
             "content_hash": hashes[0],
             "content_hash_2": hashes[1],
-            "num_turns": [None if turns is None else len(turns) for turns in batch.prompts],
+            "num_turns": _num_turns(batch.prompts),
             **self.numbers,
             **{name: self._attribute(name) for name in (*_NUMBER_COLUMNS, "chosen_position", "annotator")},
-            "is_tie": [
-                None if rejected is None else row is not None and getattr(row, "is_tie", False)
-                for row, rejected in zip(batch.rows, batch.rejected, strict=True)
-            ],
+            "is_tie": _ties(batch),
         }
         for part in PARTS:
             columns[f"{part}_tokens"] = self._attribute(f"{part}_tokens")
@@ -221,19 +212,16 @@ class ExampleColumns:
             for name, values in (("reason", reasons), ("policy", policies)):
                 columns[name] = [values.get(place) for place in range(size)]
         table = table_of(columns, size, FEATURE_SCHEMA)
-        names = ["file", "source", "kind", "annotator", "reason", "policy"]
-        pq.write_table(table, path, compression="lz4", use_dictionary=names)
+        pq.write_table(table, path, compression="lz4", use_dictionary=NAME_COLUMNS, write_statistics=False)
         return path, self._candidates(table, sample_limit)
 
     def _candidates(self, features: pa.Table, limit: int) -> pa.Table:
         chosen = pc.and_(features["usable"], pc.less_equal(features["content_hash"], limit))
         places = np.flatnonzero(chosen.fill_null(False).to_numpy())
         table = features.take(pa.array(places))
-        for part in PARTS:
-            column = self.texts[part]
-            table = table.append_column(
-                f"{part}_text", pa.array([column[place] for place in places.tolist()], pa.string())
-            )
+        for part, column in _parts(self.batch).items():
+            texts = [column.texts[place] for place in places.tolist()]
+            table = table.append_column(f"{part}_text", pa.array(texts, pa.string()))
         return table
 
     def _prompt_id_keys(self) -> pa.Array | None:
@@ -243,14 +231,15 @@ class ExampleColumns:
 
     def _prompt_digests(self) -> list[bytes | None]:
         """Return the digest of all turns of each prompt, system turns included."""
-        prompts = self.batch.prompts
-        if not any(turns is not None and turns and turns[0][0] == "system" for turns in prompts):
+        others = self.batch.prompts.others
+        if not any(turns and turns[0][0] == "system" for turns in others.values()):
             # A system turn elsewhere is an error of roles, and such a row is not usable.
             return self.group_digests
-        return [
-            group if turns is None or all(turn[0] != "system" for turn in turns) else digest(normalised(turns))
-            for turns, group in zip(prompts, self.group_digests, strict=True)
-        ]
+        digests = list(self.group_digests)
+        for place, turns in others.items():
+            if turns is not None and any(turn[0] == "system" for turn in turns):
+                digests[place] = digest(normalised(turns))
+        return digests
 
     def write_sketches(self, path: Path) -> Path | None:
         """Write the sketches of the distinct prompts, by which near-duplicates are found."""
@@ -264,13 +253,15 @@ class ExampleColumns:
         if not texts:
             return None
         keys = np.frombuffer(b"".join(value[:8] for value in texts), ">i8").astype(np.int64)
-        pq.write_table(sketch(list(texts.values()), keys), path, compression="none")
+        table = sketch(list(texts.values()), keys)
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
         return path
 
     def write_prefixes(self, path: Path) -> Path | None:
         """Write, for each prompt of several turns, the keys of the prompts that it continues."""
         found: dict[tuple[bytes, bytes], None] = {}
-        for turns, value in zip(self.batch.prompts, self.group_digests, strict=True):
+        for place, turns in self.batch.prompts.others.items():
+            value = self.group_digests[place]
             if turns is None or value is None or len(turns) < 3:
                 continue
             spoken = normalised(turn for turn in turns if turn[0] != "system")
@@ -284,17 +275,66 @@ class ExampleColumns:
         return path
 
 
-def _groups(prompts: Sequence[Turns | None]) -> tuple[list[str | None], list[bytes | None]]:
+def _parts(batch: Batch) -> dict[str, TurnColumn]:
+    return {"prompt": batch.prompts, "chosen": batch.chosen, "rejected": batch.rejected}
+
+
+def _groups(prompts: TurnColumn) -> tuple[list[str | None], list[bytes | None]]:
     """Return of each prompt without its system turns the normalised text, and the digest that its group id starts."""
-    if all(turns is not None and len(turns) == 1 and turns[0][0] == "user" for turns in prompts):
-        plain = normalise_all([turns[0][1] for turns in prompts if turns])
-        return list(plain), [digest([["user", text]]) for text in plain]
-    spoken = [
-        None if turns is None else normalised(turn for turn in turns if turn[0] != "system")
-        for turns in prompts
-    ]  # fmt: skip
-    texts = [None if turns is None else "\n".join(content for _, content in turns) for turns in spoken]
-    return texts, [None if turns is None else digest(turns) for turns in spoken]
+    texts: list[str | None] = [*normalise_all([text or "" for text in prompts.texts])]
+    known: dict[str | None, bytes] = {}  # One prompt often has several rows, and they often stand together.
+    digests: list[bytes | None] = []
+    for text in texts:
+        if (value := known.get(text)) is None:
+            value = known[text] = digest([[prompts.role, text]])
+        digests.append(value)
+    for place, turns in prompts.others.items():
+        spoken = None if turns is None else normalised(turn for turn in turns if turn[0] != "system")
+        texts[place] = None if spoken is None else "\n".join(content for _, content in spoken)
+        digests[place] = None if spoken is None else digest(spoken)
+    return texts, digests
+
+
+def _example_digests(batch: Batch) -> list[bytes | None]:
+    """Return `keys.example_digest` of each example, None for those without turns."""
+    prompts, chosen, rejected = _parts(batch).values()
+    special = prompts.others.keys() | chosen.others.keys() | rejected.others.keys()
+    special |= {place for place, row in batch.rows.items() if not isinstance(row, PairRow)}
+    digests: list[bytes | None]
+    if len(special) < len(batch):
+        digests = [*plain_digests(prompts.texts, chosen.texts, rejected.texts)]
+    else:
+        digests = [None] * len(batch)
+    for place in special:
+        prompt, row = prompts[place], batch.rows.get(place)
+        digests[place] = (
+            None
+            if prompt is None
+            else example_digest(prompt, chosen[place] or (), rejected[place], row and _judgement(row))
+        )
+    return digests
+
+
+def _prompt_places(batch: Batch) -> set[int]:
+    return {place for place, row in batch.rows.items() if isinstance(row, PromptItem)}
+
+
+def _num_turns(prompts: TurnColumn) -> pa.Array:
+    counts = np.ones(len(prompts), np.int32)
+    mask = np.zeros(len(prompts), np.bool_)
+    for place, turns in prompts.others.items():
+        counts[place], mask[place] = len(turns or ()), turns is None
+    return pa.array(counts, mask=mask)
+
+
+def _ties(batch: Batch) -> pa.Array:
+    """Return of each pair whether neither answer is preferred, null for what is no pair."""
+    ties, mask = np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.bool_)
+    for place, turns in batch.rejected.others.items():
+        mask[place] = turns is None
+    for place, row in batch.rows.items():
+        ties[place] = isinstance(row, PairRow) and row.is_tie
+    return pa.array(ties, mask=mask)
 
 
 def _judgement(row: Row | None) -> list[object] | None:
@@ -306,10 +346,11 @@ def _with_labels(row: StepwiseRow) -> str:
     return orjson.dumps({**orjson.loads(row.extra), "labels": list(row.labels)}, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _hexes(digests: Sequence[bytes | None], without: Sequence[bool] | None = None) -> list[str | None]:
-    if without is None or not any(without):
-        return [None if value is None else value[:16].hex() for value in digests]
-    return [None if value is None or no else value[:16].hex() for value, no in zip(digests, without, strict=True)]
+def _hexes(digests: Sequence[bytes | None], without: Collection[int] = ()) -> list[str | None]:
+    hexes = [None if value is None else value[:16].hex() for value in digests]
+    for place in without:
+        hexes[place] = None
+    return hexes
 
 
 def _words(digests: Sequence[bytes | None]) -> tuple[pa.Array, pa.Array]:

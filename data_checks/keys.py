@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
+import numpy as np
 import orjson
 import xxhash
 
+from data_checks.columns import TurnColumn
 from data_checks.rows import FeedbackRow, PairRow, PromptItem, StepwiseRow, Turn, Turns
 
-OTHER_SPACES = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f"
-"""ASCII whitespace as `str.split` knows it, beside the space."""
 ONE_ANSWER = 1
 """Seed of the keys of single assistant turns."""
 KEY_LENGTH = 32
@@ -90,6 +91,15 @@ def example_digest(prompt: Turns, chosen: Turns, rejected: Turns | None, judgeme
     return hashlib.sha256(text.encode() + tail).digest()
 
 
+def plain_digests(
+    prompts: Sequence[str | None], chosen: Sequence[str | None], rejected: Sequence[str | None]
+) -> Iterator[bytes]:
+    """Yield the `example_digest` of pairs of one user turn and two assistant turns; of None, anything."""
+    for prompt, one, other in zip(prompts, chosen, rejected, strict=True):
+        text = f"user\0{prompt}\0\0assistant\0{one}\0\0assistant\0{other}\0\0"
+        yield hashlib.sha256(text.encode()).digest()
+
+
 def content_digest(row: PairRow | FeedbackRow | PromptItem | StepwiseRow, of_example: bytes) -> bytes:
     """Return the digest of all that training could use of a row; equal to the example's for a pair without numbers.
 
@@ -116,31 +126,51 @@ def judgement_of(row: FeedbackRow | StepwiseRow) -> list[object]:
     return list(row.labels) if isinstance(row, StepwiseRow) else [row.label, row.rating]
 
 
-def text_keys(column: Sequence[Turns | None]) -> list[int | None]:
+def text_keys(column: TurnColumn) -> list[int | None]:
     """Return a 64-bit key (unsigned) of each list of normalised turns, for joins inside one check.
 
     Ids that are kept are longer: these may be equal by chance once in many billions of rows.
+
+    Args:
+        column: of answers: one assistant turn is the common case.
     """
-    if all(turns is not None and len(turns) == 1 and turns[0][0] == "assistant" for turns in column):
-        texts = normalise_all([turns[0][1] for turns in column if turns])
-        return [xxhash.xxh3_64_intdigest(text.encode(), ONE_ANSWER) for text in texts]
-    return [None if turns is None else _text_key(turns) for turns in column]
+    texts = [text or "" for text in column.texts] if column.others else column.texts
+    parts = joined_normal(texts).split(b"\0")  # type: ignore[arg-type]
+    keys: list[int | None] = list(map(xxhash.xxh3_64_intdigest, parts, repeat(ONE_ANSWER)))
+    for place, turns in column.others.items():
+        keys[place] = None if turns is None else _text_key(turns)
+    return keys[: len(texts)]
 
 
 def _text_key(turns: Turns) -> int:
-    if len(turns) == 1 and turns[0][0] == "assistant":  # Most answers; the seed stands for the role.
-        return xxhash.xxh3_64_intdigest(normalise_text(turns[0][1]).encode(), ONE_ANSWER)
     return xxhash.xxh3_64_intdigest("".join(f"{role}\0{text}\0" for role, text in normalised(turns)).encode())
 
 
+def joined_normal(texts: Sequence[str]) -> bytes:
+    """Return `normalise_text` of each text, none of which holds a NUL character, as UTF-8 joined by NUL bytes.
+
+    What is plain is done all at once: ASCII, with nothing but single spaces between words.
+    """
+    whole = "\0".join(texts).encode()
+    codes = np.frombuffer(whole, np.uint8)
+    ends, space = codes == 0, codes == ord(" ")
+    gap = ends | space
+    uneven = (codes >= 128) | ((codes - np.uint8(9)) < 5) | ((codes - np.uint8(28)) < 4)
+    uneven[1:] |= (space[1:] & gap[:-1]) | (gap[1:] & space[:-1])
+    if space[:1].any() or space[-1:].any():
+        uneven[:1] |= space[:1]
+        uneven[-1:] |= space[-1:]
+    places = np.flatnonzero(uneven)
+    if not len(places):
+        return whole.lower()
+    found = np.searchsorted(np.flatnonzero(ends), places)
+    parts = whole.lower().split(b"\0")
+    # A gap that ends with a NUL byte is marked there: it belongs to the text before.
+    for place in np.unique(found).tolist():
+        parts[place] = normalise_text(texts[place]).encode()
+    return b"\0".join(parts)
+
+
 def normalise_all(texts: Sequence[str]) -> list[str]:
-    """Return `normalise_text` of each text, none of which holds a NUL character; many at once where all are ASCII."""
-    whole = "\0".join(texts)
-    if not texts or not whole.isascii():
-        return [normalise_text(text) for text in texts]
-    whole = whole.lower()
-    for space in OTHER_SPACES:
-        whole = whole.replace(space, " ")
-    while "  " in whole:
-        whole = whole.replace("  ", " ")
-    return [text.strip(" ") for text in whole.split("\0")]
+    """Return `normalise_text` of each text, none of which holds a NUL character."""
+    return joined_normal(texts).decode().split("\0") if texts else []

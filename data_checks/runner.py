@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from data_checks.batch import merge_defects
 from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
@@ -21,7 +21,7 @@ from data_checks.rows import Policy, Reason
 from data_checks.sampling import SampleCandidates
 from data_checks.tables import OutputWriter, Written
 from data_checks.tokens import Limits, load_tokenizer
-from data_checks.workers import examine_all
+from data_checks.workers import default_workers, examine_all
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,8 +58,27 @@ def no_progress(step: int, total: int, phase: str) -> None:
     """Report to no one."""
 
 
-def no_sample(sample: pa.Table | None) -> None:
-    """Do without the costly numbers."""
+class SampleUser(Protocol):
+    """Takes the examples from which costly numbers are computed."""
+
+    def prepare(self, is_large: bool) -> None:
+        """Called when all rows are read. Large inputs are worth another process."""
+
+    def take(self, sample: pa.Table | None) -> None:
+        """Called once, with numbers and texts of kept pairs or, without pairs, of judged answers; None: there are none.
+
+        The tables are written after it returns.
+        """
+
+
+class NoSampleUser:
+    """Does without the costly numbers."""
+
+    def prepare(self, is_large: bool) -> None:
+        pass
+
+    def take(self, sample: pa.Table | None) -> None:
+        pass
 
 
 def check_dataset(
@@ -72,7 +91,7 @@ def check_dataset(
     output_folder: Path | None = None,
     progress: ReportProgress = no_progress,
     num_workers: int | None = None,
-    on_sample: Callable[[pa.Table | None], None] = no_sample,
+    sample_user: SampleUser | None = None,
 ) -> CheckedData:
     """Read, judge and split a data set; every row of every file ends up used, quarantined or dropped by a policy.
 
@@ -85,8 +104,7 @@ def check_dataset(
         output_folder: for the tables. None: no tables are written, only counts and numbers.
         progress: called with (done, total, phase).
         num_workers: processes that read and judge. None: one a core for large files. The result depends on none of it.
-        on_sample: called once with the examples that costly numbers are taken from: numbers and texts of kept pairs or,
-            without pairs, of judged answers; None where there are none. The tables are written after it returns.
+        sample_user: gets the examples from which costly numbers are computed; None: nobody wants them.
 
     Raises:
         ConfigurationError: a file is missing or of a kind that is not read.
@@ -100,13 +118,16 @@ def check_dataset(
     index = evaluation_index(tasks, config)
     judge = Judge(config, work_folder, tokenizer, limits, output_folder is not None, index)
     candidates = SampleCandidates(config.sample_rows, tasks)
-    chunks = list(examine_all(judge, tasks, candidates, num_workers, progress))
+    workers = num_workers or default_workers(tasks)
+    chunks = list(examine_all(judge, tasks, candidates, workers, progress))
+    sample_user = sample_user or NoSampleUser()
+    sample_user.prepare(is_large=workers > 1)
     connection = _open(work_folder)
     try:
         decisions = decide(connection, chunks, config, seed)
     finally:
         connection.close()
-    on_sample(candidates.take(decisions))
+    sample_user.take(candidates.take(decisions))
     kinds = [name for name in INPUT_TABLES if any(chunk.table == name for chunk in chunks)]
     writer = OutputWriter(output_folder, work_folder, kinds, decisions)
     written = writer.write_all(chunks, lambda done: progress(done, len(chunks), "writing tables"))

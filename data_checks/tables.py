@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from data_checks.batch import MAX_EXAMPLES
 from data_checks.canonical import MESSAGES
 from data_checks.decide import JUDGED_TABLES, Decisions, sides_of
 from data_checks.examine import Chunk
-from data_checks.examples import CHUNK_BITS, FEATURE_SCHEMA
+from data_checks.examples import CHUNK_BITS, FEATURE_SCHEMA, NAME_COLUMNS
 from data_checks.result import Defects
 from training_core.protocol.atomic import atomic_path
 
@@ -65,6 +66,12 @@ REJECTED = [("detail", TEXT), *ORIGIN, ("byte_offset", pa.int64()), ("raw", TEXT
 QUARANTINE_SCHEMA = pa.schema([("reason_code", TEXT), *REJECTED])
 DROPPED_SCHEMA = pa.schema([("policy", TEXT), *REJECTED])
 FINAL_FEATURES = pa.schema([*FEATURE_SCHEMA, ("fate", TEXT), ("split", TEXT), ("cluster_key", pa.int64())])
+QUICK: dict[str, Any] = {
+    "compression": "lz4",
+    "use_dictionary": [*NAME_COLUMNS, "fate", "split"],
+    "write_statistics": False,
+}
+"""For files of numbers that are read once."""
 FATES = ("kept", "quarantined", "dropped")
 KEPT, QUARANTINED, DROPPED = range(3)
 
@@ -72,13 +79,14 @@ KEPT, QUARANTINED, DROPPED = range(3)
 class TableWriter:
     """Writes one Parquet file whole or not at all, in row groups of one size whatever the pieces."""
 
-    def __init__(self, stack: ExitStack, path: Path, schema: pa.Schema, compression: str = "zstd") -> None:
+    def __init__(self, stack: ExitStack, path: Path, schema: pa.Schema, **options: Any) -> None:
         self.schema = schema
         self.num_rows = 0
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
         temporary = stack.enter_context(atomic_path(path))
-        self._writer = stack.enter_context(pq.ParquetWriter(temporary, schema, compression=compression, version="2.6"))
+        options = {"compression": "zstd", "version": "2.6", **options}
+        self._writer = stack.enter_context(pq.ParquetWriter(temporary, schema, **options))
         stack.callback(self._flush, 0)
 
     def write(self, table: pa.Table) -> None:
@@ -212,7 +220,7 @@ class OutputWriter:
         features = {kind: features_folder / f"{kind}.parquet" for kind in kinds}
         # Read once more and then deleted: speed counts, size does not.
         self._features = {
-            kind: TableWriter(self._stack, path, FINAL_FEATURES, "lz4") for kind, path in features.items()
+            kind: TableWriter(self._stack, path, FINAL_FEATURES, **QUICK) for kind, path in features.items()
         }
         self.written = Written(paths, features, {})
         self._num_examples: Counter[str] = Counter()

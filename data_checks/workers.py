@@ -6,15 +6,18 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_checks.examine import Chunk, FileTask, Judge
 from data_checks.sampling import SampleCandidates
 from data_checks.tokens import load_tokenizer
+from training_core.errors import TemporaryError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 32 << 20
 """Files of less than this altogether are not worth the start of other processes."""
+MAX_FOLDER_BYTES = 70
+"""A socket's path has 107 bytes at most, and `/pymp-xxxxxxxx/listener-xxxxxxxx` is in it."""
 WAITING_BLOCKS = 2
 """Blocks a worker may have waiting: more would only fill memory."""
 
@@ -32,7 +37,7 @@ _judge: Judge | None = None
 
 
 def examine_all(
-    judge: Judge, tasks: Sequence[FileTask], sample: SampleCandidates, num_workers: int | None, progress: ReportProgress
+    judge: Judge, tasks: Sequence[FileTask], sample: SampleCandidates, num_workers: int, progress: ReportProgress
 ) -> Iterator[Chunk]:
     """Yield what each block became, in the order of files and rows.
 
@@ -40,12 +45,11 @@ def examine_all(
         judge: the work folder, config and limits.
         tasks: the files.
         sample: collects the examples that may be in the sample.
-        num_workers: None: one for small inputs, else one a core.
+        num_workers: processes; 1: this one.
         progress: called with (blocks done, 0, phase) as the number of blocks is not known before.
     """
-    workers = _num_workers(tasks) if num_workers is None else num_workers
     blocks = ((number, block, task) for number, (block, task) in enumerate(_blocks(tasks)))
-    if workers == 1:
+    if num_workers == 1:
         loaded = judge.with_tokenizer(_tokenizer(judge))
         for number, block, task in blocks:
             with no_collection():
@@ -53,22 +57,38 @@ def examine_all(
             yield sample.add(chunk)
             progress(number + 1, 0, "reading")
         return
-    # Not forked: the parent has threads (Arrow, DuckDB, tokenizers), and a fork copies their locks as they stand.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (judge, os.getpid())) as pool:
+    with ProcessPoolExecutor(num_workers, process_context(), _start_judging, (judge,)) as pool:
         waiting: deque[Future[Chunk]] = deque()
         try:
             for number, block, task in blocks:
                 waiting.append(pool.submit(_examine, number, block, task, sample.limit(task)))
-                while len(waiting) > workers * WAITING_BLOCKS:
+                while len(waiting) > num_workers * WAITING_BLOCKS:
                     yield sample.add(waiting.popleft().result())
                     progress(number + 1 - len(waiting), 0, "reading")
             while waiting:
                 yield sample.add(waiting.popleft().result())
+        except BrokenProcessPool as error:
+            raise TemporaryError(
+                "a process that reads the data was killed, most often by the system for want of memory: free memory "
+                "(about 1 GiB a core is needed) and run the same command again"
+            ) from error
         except BaseException:
             # Also for SIGTERM: what waits is dropped, and what runs ends with its block.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def process_context() -> multiprocessing.context.BaseContext:
+    """Return how processes are started: from one that has imported what they need, and has no threads.
+
+    This one has (Arrow, DuckDB, tokenizers), and a fork copies their locks as they stand. Where the folder of temporary
+    files has too long a name for that process's socket, each process is started from nothing, which takes longer.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["data_checks.preload"])
+    return context
 
 
 def _blocks(tasks: Sequence[FileTask]) -> Iterator[tuple[Block, FileTask]]:
@@ -79,7 +99,8 @@ def _blocks(tasks: Sequence[FileTask]) -> Iterator[tuple[Block, FileTask]]:
             yield block, task
 
 
-def _num_workers(tasks: Sequence[FileTask]) -> int:
+def default_workers(tasks: Sequence[FileTask]) -> int:
+    """Return how many processes are worth it: one for small inputs, else one a core."""
     sizes = [_size(task.path) for task in tasks]
     cores = len(os.sched_getaffinity(0))
     return 1 if sum(sizes) < SMALL_BYTES else max(1, min(cores, 8))
@@ -95,17 +116,21 @@ def _tokenizer(judge: Judge) -> PreTrainedTokenizerBase | None:
     return None if judge.tokenizer_folder is None else load_tokenizer(judge.tokenizer_folder)
 
 
-def _start_worker(judge: Judge, parent: int) -> None:
+def _start_judging(judge: Judge) -> None:
     global _judge
-    _die_with(parent)
+    start_worker()
     _judge = judge.with_tokenizer(_tokenizer(judge))
 
 
-def _die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, however that happens: no check may leave readers behind."""
+def start_worker() -> None:
+    """Have this process killed when its parent dies, however that happens: no check may leave workers behind.
+
+    The parent is the fork server, which ends when the process that started it does.
+    """
     import ctypes
     import signal
 
+    parent = os.getppid()
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what a Ctrl-C means.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -206,7 +207,9 @@ def doctor(root: Root = None, as_json: AsJson = False) -> Answer:
 def main() -> None:
     """Entry point of the `tidegate` script."""
     guard_streams()
-    sys.exit(exit_code_of(app, sys.argv[1:]))
+    code = exit_code_of(app, sys.argv[1:])
+    gc.freeze()  # At the end Python would search all there is for cycles: a second after a large check, for nothing.
+    sys.exit(code)
 
 
 if __name__ == "__main__":

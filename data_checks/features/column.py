@@ -56,6 +56,14 @@ class TextColumn:
             found |= self.bytes == ord(character)
         return self.rows_at(np.flatnonzero(found))
 
+    def rows_with_line_start(self, characters: str) -> Rows:
+        """Return at least the texts of which a line starts with one of some characters."""
+        starts = np.concatenate([self.offsets[:-1], self.newlines + 1])
+        starts = np.sort(starts[starts < len(self.bytes)])
+        first = np.zeros(256, np.bool_)
+        first[[character.encode()[0] for character in characters]] = True
+        return self.rows_at(starts[first[self.bytes[starts]]])
+
     def matching(self, pattern: str, rows: Rows, beginning: int | None = None) -> Rows:
         """Return those of some texts in which (in whose first characters) an RE2 pattern matches."""
         if not len(rows):

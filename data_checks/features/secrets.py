@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_checks.features.column import Rows, TextColumn
 
 _WORDS = (
@@ -146,7 +149,17 @@ RULES = {rule.name: rule for rule in _RULES}
 
 
 def may_have_secret(column: TextColumn) -> Rows:
-    return column.matching(_CANDIDATE, column.everything)
+    return column.matching(_CANDIDATE, column.rows_at(np.flatnonzero(_may_be_in_key(column.bytes))))
+
+
+def _may_be_in_key(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Mark bytes of which every candidate has one: a sign, a second capital in a row, or the end of `eyJ`."""
+    found = data == ord("_")
+    for sign in "-=:/":
+        found |= data == ord(sign)
+    capital = (data - np.uint8(ord("A"))) < 26
+    found[1:] |= capital[1:] & (capital[:-1] | (data[:-1] == ord("y")))
+    return np.asarray(found)
 
 
 def has_secret(text: str) -> bool:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from data_checks.features.column import TextColumn
 
 BULLET = r"(?m)^[ \t]*(?:[-*+•‣◦]|\d{1,3}[.)])[ \t]+\S"
+BULLET_STARTS = " \t-*+•‣◦0123456789"
 HEADER = r"(?m)^#{1,6}[ \t]+\S"
 FENCE = r"`{3,}"
 BOLD = r"(?m)(?:^|[^\w*])\*\*[^\s*](?:[^*\n]*[^\s*])?\*\*"
@@ -27,7 +28,7 @@ def style_counts(answers: TextColumn) -> dict[str, NDArray[np.int32]]:
     return {
         "words": answers.words,
         "newlines": answers.count_at(answers.newlines),
-        "bullets": answers.count_matches(BULLET, answers.everything),
+        "bullets": answers.count_matches(BULLET, answers.rows_with_line_start(BULLET_STARTS)),
         "headers": answers.count_matches(HEADER, answers.rows_with("#")),
         "code_blocks": (fences + 1) // 2,
         "bold": answers.count_matches(BOLD, answers.rows_with("*")),

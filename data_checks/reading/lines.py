@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, count
 
-from data_checks.reading.block import Block
+from data_checks.reading.block import Block, TextRows
 from data_checks.reading.cutting import Cutter, Piece, line_ends
-from data_checks.reading.records import parse_records
+from data_checks.reading.records import parse_records, parse_texts
 from data_checks.rows import RawRow
 
 
@@ -25,10 +25,18 @@ class LineBlock(Block):
         return len(self.data)
 
     def rows(self) -> list[RawRow]:
+        records, offsets = self._records()
+        return parse_records(records, self.name, count(self.number), offsets, self.data)
+
+    def texts(self, keys: Sequence[str]) -> TextRows | None:
+        records, offsets = self._records()
+        return parse_texts(records, self.name, self.number, list(offsets), self.data, keys)
+
+    def _records(self) -> tuple[list[bytes], Iterator[int]]:
+        """Return the lines without what ends them, and where each starts."""
         lines = self.data.split(b"\n")
         offsets = accumulate(chain([self.offset], (len(line) + 1 for line in lines)))
-        records = [line.rstrip(b"\r") for line in lines] if b"\r" in self.data else lines
-        return parse_records(records, self.name, count(self.number), offsets, self.data)
+        return [line.rstrip(b"\r") for line in lines] if b"\r" in self.data else lines, offsets
 
 
 def line_blocks(chunks: Iterator[tuple[int, bytes]], cutter: Cutter) -> Iterator[Block]:

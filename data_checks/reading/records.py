@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from types import NoneType
 from typing import Any
 
 import numpy as np
 import orjson
 
+from data_checks.reading.block import TextRows
 from data_checks.rows import Finding, RawRow, Reason, kind_of
 
 MAX_DEPTH = 200
@@ -23,6 +25,8 @@ SPACES = b" \t\r\n"
 BRACKETS = re.compile(rb'[\[\]{}]|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 BEFORE_COLON = np.zeros(256, np.bool_)
 BEFORE_COLON[list(b'"' + SPACES)] = True
+MAX_ODD_FRACTION = 0.1
+"""With more rows that are not plain it is quicker to take each by itself."""
 SLICE_BYTES = 1 << 16
 """What is looked at together: it stays in the processor's cache."""
 PLAIN = frozenset({str, int, bool, NoneType})
@@ -69,10 +73,65 @@ def parse_records(
     if num_keys != _most_members(data):
         for index, count, record in keys:
             # A key that occurs twice is one key of the parsed value and two members of the text.
-            if record.count(b":") != count and record.translate(None, SPACES).count(b'":') != count:
+            if _may_repeat_key(record, count):
                 row = rows[index]
                 rows[index] = parse_line(record, name, row.number, row.offset)
     return rows
+
+
+def parse_texts(
+    records: Sequence[bytes], name: str, first: int, offsets: Sequence[int], data: bytes, keys: Sequence[str]
+) -> TextRows | None:
+    """Return JSON texts as columns where nearly all are objects of a few texts, else None.
+
+    Args:
+        records: the texts, without what separates them.
+        name: what to call the file.
+        first: number of the first record.
+        offsets: where each starts, in bytes of the unpacked file.
+        data: text in which all of them stand.
+        keys: two or more; an object must have these and no others.
+    """
+    blank: list[int] = []
+    odd: list[int] = []
+    texts: list[tuple[str, ...]] = []
+    nothing = ("",) * len(keys)
+    loads, wanted, num_keys = orjson.loads, itemgetter(*keys), len(keys)
+    for place, record in enumerate(records):
+        try:
+            value = loads(record)
+            found = wanted(value)
+            if len(value) != num_keys:
+                odd.append(place)
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            found = nothing
+            (odd if record.strip() else blank).append(place)
+        texts.append(found)
+        if len(odd) > MAX_ODD_FRACTION * len(records):
+            return None
+    columns: list[Sequence[str]] = list(zip(*texts, strict=True))
+    for index, column in enumerate(columns):
+        if set(map(type, column)) != {str}:
+            odd += [place for place, text in enumerate(column) if type(text) is not str]
+            columns[index] = [text if type(text) is str else "" for text in column]
+    if rb"\u0000" in data:
+        odd += [place for place, record in enumerate(records) if rb"\u0000" in record]
+    if _most_members(data) != num_keys * (len(records) - len(blank)):
+        # A key that occurs twice is one key of the parsed value and two members of the text.
+        odd += [place for place, record in enumerate(records) if _may_repeat_key(record, num_keys)]
+    if len(odd) > MAX_ODD_FRACTION * len(records):
+        return None
+    rows = {
+        place: parse_records(records[place : place + 1], name, [first + place], offsets[place:], records[place])[0]
+        for place in sorted(set(odd).difference(blank))
+    }
+    found_rows = TextRows(name, range(first, first + len(records)), offsets[: len(records)], records, columns, rows)
+    return found_rows.without(blank) if blank else found_rows
+
+
+def _may_repeat_key(record: bytes, num_keys: int) -> bool:
+    """Return whether the objects of a record may have more members than the `num_keys` keys that were parsed."""
+    return record.count(b":") != num_keys and record.translate(None, SPACES).count(b'":') != num_keys
 
 
 def parse_line(line: bytes, name: str, number: int, offset: int | None = None) -> RawRow:

@@ -44,6 +44,8 @@ SURE_SCORE = 0.8
 MIN_LETTERS_SHARE = 0.6
 """Texts with fewer letters among what is not blank are code, formulas or tables: their language is unknown."""
 MIN_COMPARED = 20
+MAX_ROWS = 5_000
+"""Rows that are looked at: a share of 2 % then has a standard error of 0.2 points. A row takes 50 microseconds."""
 MAX_CHARACTERS = 500
 """How much of a text the detector sees, once code and addresses are out: of a prompt the end, of an answer the
 start."""
@@ -70,8 +72,8 @@ class LanguageResult:
     shares: dict[str, float]
     """Language -> share of the texts whose language is known, commonest first; siblings count as one."""
     outside: FloatArray | None
-    """Of each row, 1 where a text of it is in no allowed language, else 0, NaN where none of its languages is known.
-    None where no language is allowed by name or none is known at all."""
+    """Of each row, 1 where a text of it is in no allowed language, else 0, NaN where none of its languages is known
+    and beyond `MAX_ROWS`. None where no language is allowed by name or none is known at all."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,15 @@ def languages(rows: pa.Table, allowed: list[str]) -> LanguageResult:
     """Detect the language of prompts and answers.
 
     Args:
-        rows: columns prompt_text, chosen_text, rejected_text.
+        rows: columns prompt_text, chosen_text, rejected_text, in an order that says nothing: the first ones are taken.
         allowed: codes that rows may be in; empty: nothing is outside.
 
     Raises:
         ConfigurationError: `allowed` has a code that the detector does not know.
     """
     wanted = families(allowed)
+    num_others = max(0, rows.num_rows - MAX_ROWS)
+    rows = rows.slice(0, MAX_ROWS)
     found = {side: detect(rows[f"{side}_text"], from_end=side == "prompt") for side in SIDES}
     texts = {side: pc.is_valid(rows[f"{side}_text"]).to_numpy() for side in SIDES}
     num_texts = int(sum(present.sum() for present in texts.values()))
@@ -102,6 +106,7 @@ def languages(rows: pa.Table, allowed: list[str]) -> LanguageResult:
     numbers: dict[str, float | int | None] = {
         "language_known_fraction": num_known / num_texts if num_texts else None,
         "language_outside_fraction": None,
+        "language_num_rows": rows.num_rows,
     }
     skipped: dict[str, str] = {} if num_texts else {"language_known_fraction": "the sample has no rows"}
     outside = None
@@ -114,6 +119,7 @@ def languages(rows: pa.Table, allowed: list[str]) -> LanguageResult:
         any_outside = np.any([d.known & ~np.isin(d.languages, sorted(wanted)) for d in found.values()], axis=0)
         outside = np.where(any_known, any_outside.astype(np.float64), np.nan)
         numbers["language_outside_fraction"] = float(np.nanmean(outside))
+        outside = np.concatenate([outside, np.full(num_others, np.nan)])
     for side, name in (("chosen", "language_mismatch_fraction"), ("rejected", "language_mismatch_rejected_fraction")):
         share, num_compared = mismatch(rows, found["prompt"], found[side])
         numbers[name] = share

@@ -73,6 +73,7 @@ NUMBERS: dict[str, Number] = {
     "label_noise_calibration_error": Number(
         SHARE, "mean gap between the certainty it claims and the share it gets right, over ten bins"
     ),
+    "language_num_rows": Number("rows", "rows whose languages were looked at, at most 5,000"),
     "language_known_fraction": Number(SHARE, "texts whose language is known; the others are short or unclear"),
     "language_outside_fraction": Number(
         SHARE, "rows with a text in none of data.languages, of rows with a text of known language",

@@ -20,10 +20,23 @@ if TYPE_CHECKING:
 
 JUDGEMENT = ("prompt_key", "chosen_key", "rejected_key", "label", "rating")
 """What two rows have in common when one repeats the other."""
+LOW = "coalesce(least(chosen_key, rejected_key), chosen_key)"
+HIGH = "coalesce(greatest(chosen_key, rejected_key), chosen_key)"
+"""The answers that are judged, whichever is preferred."""
 EDGES_AT_ONCE = 2_000_000
 """Preferences whose graph is held in memory at a time: about 200 MB."""
 TRIMMING_ROUNDS = 8
 """Most times that the ends of chains are cut off before the graph is built: answers ranked among eight need four."""
+
+
+def judged_again(view: str) -> str:
+    """Return a query for the rows of a view that judge what another one judges: one prompt, and the same answers.
+
+    Only among them are repeats, conflicts and comparisons of people, and in most data they are few.
+    """
+    columns = ", ".join(("example", *JUDGEMENT, "annotator"))
+    item = f"hash(prompt_key, {LOW}, {HIGH})"
+    return f"select {columns} from {view} where {item} in (select {item} from {view} group by 1 having count(*) > 1)"
 
 
 def find_duplicates(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table:
@@ -33,7 +46,7 @@ def find_duplicates(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Tabl
         Columns `example` and `first_example` (the first row that it repeats), sorted by example.
     """
     repeated = (
-        f"select {', '.join(JUDGEMENT)}, min(example) as first_example from {_of_repeated_prompts(view)} "
+        f"select {', '.join(JUDGEMENT)}, min(example) as first_example from {view} "
         f"group by {', '.join(JUDGEMENT)} having count(*) > 1"
     )
     same = " and ".join(
@@ -56,13 +69,12 @@ def find_conflicts(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table
     Returns:
         Column `example`, sorted.
     """
-    source = _of_repeated_prompts(view)
     pairs = (
         "select prompt_key, least(chosen_key, rejected_key) as low, greatest(chosen_key, rejected_key) as high "
-        f"from {source} where chosen_key <> rejected_key group by 1, 2, 3 having min(chosen_key) <> max(chosen_key)"
+        f"from {view} where chosen_key <> rejected_key group by 1, 2, 3 having min(chosen_key) <> max(chosen_key)"
     )
     answers = (
-        f"select prompt_key, chosen_key from {source} where rejected_key is null and label is not null "
+        f"select prompt_key, chosen_key from {view} where rejected_key is null and label is not null "
         "group by 1, 2 having count(distinct label) > 1"
     )
     return connection.sql(
@@ -84,15 +96,13 @@ def annotator_agreement(connection: duckdb.DuckDBPyConnection, view: str) -> dic
     Returns:
         `annotator_agreement_fraction` (0 to 1, None where no item was judged twice) and `num_items_judged_by_several`.
     """
-    low, high = "least(chosen_key, rejected_key)", "greatest(chosen_key, rejected_key)"
     said = "case when rejected_key is null then label else chosen_key < rejected_key end"
     known = "annotator is not null and ((rejected_key is null and label is not null) or chosen_key <> rejected_key)"
     found = connection.sql(
         "select count(*), sum(yes * (yes - 1) + no * (no - 1)), sum((yes + no) * (yes + no - 1)) from ("
         "select sum(case when said then 1 else 0 end) as yes, sum(case when said then 0 else 1 end) as no from ("
         "select prompt_key, low, high, annotator, bool_and(said) as said from ("
-        f"select prompt_key, coalesce({low}, chosen_key) as low, coalesce({high}, chosen_key) as high, annotator, "
-        f"{said} as said from {_of_repeated_prompts(view)} where {known}) "
+        f"select prompt_key, {LOW} as low, {HIGH} as high, annotator, {said} as said from {view} where {known}) "
         "group by 1, 2, 3, 4 having bool_and(said) = bool_or(said)) "
         "group by prompt_key, low, high having count(*) > 1)"
     ).fetchall()
@@ -119,7 +129,8 @@ def find_cycles(connection: duckdb.DuckDBPyConnection, view: str) -> Cycles:
     """
     connection.execute(
         "create or replace temp table preference_edges as select distinct prompt_key, chosen_key, rejected_key "
-        f"from {_of_repeated_prompts(view)} where chosen_key <> rejected_key"
+        f"from {view} where chosen_key <> rejected_key and prompt_key in "
+        f"(select prompt_key from {view} group by 1 having count(*) > 2)"
     )
     _trim_chains(connection)
     total = number(connection, "select count(*) from preference_edges")
@@ -242,12 +253,3 @@ def _dominance(source: str | None, histogram: NDArray[np.float64]) -> dict[str, 
         "largest_prompt_fraction": float(sizes[-1]) / num_rows,
         "prompt_gini": float(weights @ sizes) / (num_prompts * num_rows),
     }
-
-
-def _of_repeated_prompts(view: str) -> str:
-    """Return a source with the rows of prompts that occur more than once: only they can repeat or contradict.
-
-    Where prompts are mostly distinct this leaves little to group, and one column to read.
-    """
-    again = f"select prompt_key from {view} group by 1 having count(*) > 1"
-    return f"(select * from {view} where prompt_key in ({again}))"
