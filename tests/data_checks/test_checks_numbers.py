@@ -20,7 +20,7 @@ from data_checks.checks.metrics_sql import METRICS, PREFIXES, metrics_of, select
 from data_checks.checks.tables import kept_columns, kept_sample, long_table
 from data_checks.config import CheckDataConfig
 from data_checks.features.flags import Flag
-from data_checks.tables import FINAL_FEATURES
+from data_checks.table_files import FINAL_FEATURES
 
 CONFIG = CheckDataConfig.model_validate({"preferences": [{"path": "p.jsonl"}]})
 Numbers = Callable[..., Measured]

@@ -26,20 +26,6 @@ from training_core.errors import TemporaryError
 WORDS = (
     "river", "stone", "Garden", "WINDOW", "market", "bridge", "summer", "Straße", "naïve", "東京", "letter", "café",
 )  # fmt: skip
-    "river",
-    "stone",
-    "Garden",
-    "WINDOW",
-    "market",
-    "bridge",
-    "summer",
-    "winter",
-    "Straße",
-    "naïve",
-    "東京",
-    "letter",
-    "café",
-]
 ODD_LINES = (
     b'{"prompt": "Is this one?", "chosen": "   ", "rejected": "No, it is blank."}',
     b'{"prompt": "Is this one?", "chosen": " The same. ", "rejected": "The same."}',

@@ -113,7 +113,7 @@ def test_large_tables_are_built_in_pieces(
         return [*(table.to_pylist() for table in (*tables, *numbers)), data.fingerprint]
 
     whole = content()
-    monkeypatch.setattr("data_checks.tables.ROW_GROUP_SIZE", 7)
+    monkeypatch.setattr("data_checks.table_files.ROW_GROUP_SIZE", 7)
     monkeypatch.setattr("data_checks.reading.block.MAX_BLOCK_ROWS", 9)
     monkeypatch.setattr("data_checks.tokens.BATCH_TEXTS", 11)
     encode = tokens_module.encode_all

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from data_checks import STAGES
 from data_checks.config import CheckDataConfig
-from data_checks.tables import FEEDBACK_SCHEMA
+from data_checks.table_files import FEEDBACK_SCHEMA
 from tasks.inputs import _data_files
 from training_core.data.tables import build_feedback_table
 from training_core.errors import DataError, DigestMismatchError

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from data_checks import STAGES
 from data_checks.config import CheckDataConfig
-from data_checks.tables import DROPPED_SCHEMA, PAIR_SCHEMA, PROMPT_SCHEMA, QUARANTINE_SCHEMA
+from data_checks.table_files import DROPPED_SCHEMA, PAIR_SCHEMA, PROMPT_SCHEMA, QUARANTINE_SCHEMA
 from training_core.errors import ArtifactError, ConfigurationError, DataError, DigestMismatchError
 from training_core.metrics import read_metrics
 from training_core.protocol.child import main, run_stage_here

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_checks.checks.metrics_sql import PREFIXES
 from data_checks.result import CheckedData, Defects, Ledger
-from data_checks.tables import FINAL_FEATURES
+from data_checks.table_files import FINAL_FEATURES
 from data_checks.tokens import Limits
 
 KINDS = {"preferences": "pair", "feedback": "unpaired", "rl_prompts": "rl_prompt", "eval_prompts": "rl_prompt"}
