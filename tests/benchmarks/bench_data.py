@@ -118,7 +118,7 @@ def assert_with_gx(path: Path) -> dict[str, Any]:
 def measured(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run a command; return its wall seconds, the peak memory of its process tree, and what it printed."""
     errors, output = folder / "errors.txt", folder / "output.txt"
-    result = measure(["bash", "-c", 'exec "$@" > "$0"', str(output), *command], errors, interval_seconds=0.05)
+    result = measure(["bash", "-c", 'exec "$@" > "$0"', str(output), *command], errors, interval_seconds=0.25)
     found = {"seconds": result.seconds, "peak_mib": result.peak_bytes("pss") / MIB, "code": result.exit_code}
     return found | {"output": output.read_text(encoding="utf-8"), "errors": errors.read_text(errors="replace")[-2000:]}
 

@@ -207,23 +207,6 @@ def plain_gini(sizes: Sequence[int]) -> float:
     return differences / (2 * len(sizes) * sum(sizes))
 
 
-def test_dominance(connection: duckdb.DuckDBPyConnection) -> None:
-    sizes = {"a": [1, 1, 5, 2], "b": [3]}
-    rows = [
-        pair(place + (100 if source == "b" else 0), 1, 2, source=source)
-        for source, groups in sizes.items()
-        for place, size in enumerate(groups)
-        for _ in range(size)
-    ]
-    found = {row["source"]: row for row in whole.dominance(connection, show(connection, rows)).to_pylist()}
-    assert list(found) == [None, "a", "b"]
-    for source, groups in ((None, [1, 1, 5, 2, 3]), ("a", sizes["a"]), ("b", sizes["b"])):
-        row = found[source]
-        assert (row["num_rows"], row["num_prompts"]) == (sum(groups), len(groups))
-        assert row["largest_prompt_fraction"] == pytest.approx(max(groups) / sum(groups))
-        assert row["prompt_gini"] == pytest.approx(plain_gini(groups))
-
-
 def test_nothing_found_is_a_table_without_rows(connection: duckdb.DuckDBPyConnection) -> None:
     for rows in ([], [pair(1, 2, 3), pair(2, 2, 3)]):
         view = show(connection, rows)
