@@ -32,6 +32,8 @@ class Batch:
 
     file: str
     """What the rows' file is called."""
+    source: str | None = None
+    """The source of rows that name none, as those that cannot be read."""
     numbers: list[int] = field(default_factory=list)
     """Of the rows that the examples come from."""
     offsets: list[int | None] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Batch:
             rows: prompt, chosen and rejected answer. In those that are odd anything may stand: `put` replaces them.
             source: of all of them.
         """
-        batch = cls(rows.name, list(rows.numbers), list(rows.offsets), list(rows.raws))
+        batch = cls(rows.name, source, list(rows.numbers), list(rows.offsets), list(rows.raws))
         for place, row in rows.odd.items():
             batch.raws[place] = row.raw  # As UTF-8 it may not be readable.
         batch.sources = [source] * len(batch)
@@ -93,7 +95,7 @@ class Batch:
             self.dropped[place] = dropped
         if row is not None:
             self.rows[place] = row
-        self.sources[place] = None if row is None else row.source
+        self.sources[place] = self.source if row is None else row.source
         self.prompts.put(place, None if row is None else row.prompt)
         self.chosen.put(place, _answer(row))
         self.rejected.put(place, row.rejected if isinstance(row, PairRow) else None)

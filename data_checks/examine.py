@@ -75,7 +75,7 @@ def convert(rows: Iterable[RawRow], task: FileTask) -> Batch:
         rows: of one file.
         task: how they are read.
     """
-    batch = Batch(task.name)
+    batch = Batch(task.name, task.options.source)
     for raw in rows:
         for row, findings, dropped in _examples_of(raw, task):
             batch.add(raw, row, findings, dropped)

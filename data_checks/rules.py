@@ -19,7 +19,9 @@ def pair_findings(row: PairRow) -> list[Finding]:
         return []
     findings = answer_findings(row.chosen_prompt, row.chosen, "chosen")
     findings += answer_findings(row.rejected_prompt, row.rejected, "rejected")
-    if row.chosen_prompt != row.rejected_prompt:
+    # Where a side does not end with an answer, what came before its last turn is no prompt to compare.
+    has_answers = not any(finding.reason is Reason.LAST_TURN_NOT_ASSISTANT for finding in findings)
+    if has_answers and row.chosen_prompt != row.rejected_prompt:
         findings.append(Finding(Reason.PROMPT_MISMATCH, _difference(row.chosen_prompt, row.rejected_prompt)))
     if detail := prompt_error(row.chosen_prompt):
         findings.append(Finding(Reason.EMPTY_PROMPT, detail))

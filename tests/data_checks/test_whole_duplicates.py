@@ -202,11 +202,6 @@ def test_the_first_pairs_of_a_prompt_are_under_the_cap(connection: duckdb.DuckDB
         whole.over_cap(connection, "examples", 0)
 
 
-def plain_gini(sizes: Sequence[int]) -> float:
-    differences = sum(abs(a - b) for a in sizes for b in sizes)
-    return differences / (2 * len(sizes) * sum(sizes))
-
-
 def test_nothing_found_is_a_table_without_rows(connection: duckdb.DuckDBPyConnection) -> None:
     for rows in ([], [pair(1, 2, 3), pair(2, 2, 3)]):
         view = show(connection, rows)
@@ -217,7 +212,6 @@ def test_nothing_found_is_a_table_without_rows(connection: duckdb.DuckDBPyConnec
         assert whole.find_cycles(connection, view).examples.dtype == np.int64
         assert whole.find_cycles(connection, view).num_prompts == 0
         assert whole.annotator_agreement(connection, view)["annotator_agreement_fraction"] is None
-    assert whole.dominance(connection, show(connection, [])).schema == whole.DOMINANCE_SCHEMA
 
 
 def test_the_store_writes_into_its_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
