@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from data_checks.config import CheckDataConfig
+from data_checks.processes import process_context, start_worker
 from data_checks.result import CheckedData, Numbers
 from data_checks.runner import InputFiles, ReportProgress, check_dataset, no_progress
-from data_checks.workers import no_collection, process_context, start_worker
+from data_checks.workers import no_collection
 
 if TYPE_CHECKING:
     import pyarrow as pa

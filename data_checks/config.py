@@ -138,13 +138,15 @@ class CheckDataConfig(Config):
     together and of each prompts file; above it the stage fails. Default: about ten times what the HH-RLHF harmless-base
     test split shows."""
     duplicates: Literal["keep_first", "keep_all"] = "keep_first"
-    """Pairs (or feedback rows: prompt, answer, label and rating) equal after Unicode NFC, case folding and joining of
-    whitespace: keep the first and quarantine the others, or keep all. Default: a repeated row weighs double by accident
-    more often than on purpose."""
+    """Pairs (or feedback rows: prompt, answer, label and rating) of one annotator, or of rows that name none, equal
+    after Unicode NFC, case folding and joining of whitespace: keep the first and quarantine the others, or keep all.
+    What several annotators say alike is kept. Default: a repeated row weighs double by accident more often than on
+    purpose."""
     conflicts: Literal["quarantine_all", "keep_all"] = "quarantine_all"
-    """A preferred to B in one row and B to A in another, for one prompt, or one answer labelled good in one feedback
-    row and bad in another: quarantine every such row, or keep all (right for several annotators). Default: no row of a
-    contradiction is known to be right."""
+    """A preferred to B in one row and B to A in another, for one prompt and one annotator (or rows that name none), or
+    one answer labelled good in one feedback row and bad in another: quarantine every such row, or keep all. What
+    several annotators say otherwise is kept, and their agreement reported. Default: no row of a contradiction is known
+    to be right."""
     max_pairs_per_prompt: int | None = Field(default=None, ge=1)
     """Most pairs of one prompt that are used, the first in file order; further ones are dropped and counted. Null:
     all."""

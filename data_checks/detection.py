@@ -10,7 +10,8 @@ from typing import Any
 
 from data_checks.formats.base import Format, Kind
 from data_checks.formats.registry import FORMATS
-from data_checks.rows import RawRow, name_columns
+from data_checks.naming import name_columns, shown_names
+from data_checks.rows import RawRow
 from training_core.errors import ConfigurationError, DataError
 
 SAMPLE_ROWS = 2000
@@ -52,7 +53,7 @@ class FormatEvidence:
     """`config` or `columns`."""
     evidence: list[str]
     columns: dict[str, int]
-    """Column name -> sampled rows in which it is not null."""
+    """Column name, as far as it may be shown -> sampled rows in which it is not null."""
     unused_columns: list[str] = field(default_factory=list)
     """Those that the format does not read: they are kept as JSON text in the column `extra`."""
     kind: Kind = "pairs"
@@ -164,9 +165,10 @@ def detect(
     check_options(where, chosen, options or {})
     counted = Counter(column for value in sample for column in value)
     frequent = sorted(counted, key=lambda column: (-counted[column], column))[:MAX_COLUMNS]
-    columns = {column: counted[column] for column in sorted(frequent)}
+    shown = shown_names(sorted(frequent))
+    columns = {shown[column]: counted[column] for column in shown}
     evidence = (["named in the config"] if wanted != "auto" else []) + _evidence(chosen, sample)
-    unused = [column for column in columns if column not in chosen.columns]
+    unused = [text for column, text in shown.items() if column not in chosen.columns]
     decided_by = "columns" if wanted == "auto" else "config"
     return FormatEvidence(name, chosen.name, decided_by, evidence, columns, unused, chosen.kind)
 

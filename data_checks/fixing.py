@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_checks.features import Flag
+from data_checks.naming import is_private
 from data_checks.result import CheckedData
 from data_checks.tables import FATES
 
@@ -129,6 +130,19 @@ def _add_texts(samples: list[dict[str, Any]], data: CheckedData) -> None:
             continue
         for row in _rows(data.tables[name]):
             sample = wanted.get(f"{row['source_file']}:{row['source_row']}")
-            if sample is not None and sample["texts"] is None:
-                texts = {part: row.get(f"{part}_text") for part in (*PARTS, "answer")}
-                sample["texts"] = {part: text for part, text in texts.items() if text is not None}
+            if sample is None or sample["texts"] is not None:
+                continue
+            texts = {part: row.get(f"{part}_text") for part in (*PARTS, "answer")}
+            shown = {part: text for part, text in texts.items() if text is not None}
+            # A row of several answers becomes several pairs: the one that was measured need not be this one.
+            if _fits(sample, shown) and not any(map(is_private, shown.values())):
+                sample["texts"] = shown
+
+
+def _fits(sample: dict[str, Any], texts: dict[str, str]) -> bool:
+    """Return whether texts have the lengths that were measured."""
+    answers = {"chosen_characters": "answer", "rejected_characters": "rejected", "prompt_characters": "prompt"}
+    if "chosen" in texts:
+        answers["chosen_characters"] = "chosen"
+    numbers = sample["numbers"]
+    return all(numbers.get(name) == len(texts[part]) for name, part in answers.items() if part in texts)

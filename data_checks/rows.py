@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 ROLES = ("system", "user", "assistant", "tool")
-MAX_NAMES = 20
-"""Most columns that a message names."""
-MAX_NAME_LENGTH = 40
 
 
 class Turn(NamedTuple):
@@ -226,21 +222,6 @@ class PromptItem:
     data_source: str | None = None
     ability: str | None = None
     tools: str | None = None
-
-
-def name_columns(columns: Iterable[str]) -> str:
-    """Return the names of columns or keys for a message, cut to a readable length.
-
-    >>> name_columns(["text", "a column"]), name_columns([])
-    ('a column, text', 'none')
-    """
-    named = sorted(columns)
-    short = [name if name.isprintable() and len(name) <= MAX_NAME_LENGTH else _cut(name) for name in named[:MAX_NAMES]]
-    return ", ".join([*short, *(["…"] if len(named) > MAX_NAMES else [])]) or "none"
-
-
-def _cut(name: str) -> str:
-    return repr(name[:MAX_NAME_LENGTH]) + ("…" if len(name) > MAX_NAME_LENGTH else "")
 
 
 def kind_of(value: Any) -> str:

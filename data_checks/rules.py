@@ -19,13 +19,13 @@ def pair_findings(row: PairRow) -> list[Finding]:
         return []
     findings = answer_findings(row.chosen_prompt, row.chosen, "chosen")
     findings += answer_findings(row.rejected_prompt, row.rejected, "rejected")
-    # Where a side does not end with an answer, what came before its last turn is no prompt to compare.
+    # Where a side does not end with an answer, there are no two answers to compare, nor what came before them.
     has_answers = not any(finding.reason is Reason.LAST_TURN_NOT_ASSISTANT for finding in findings)
     if has_answers and row.chosen_prompt != row.rejected_prompt:
         findings.append(Finding(Reason.PROMPT_MISMATCH, _difference(row.chosen_prompt, row.rejected_prompt)))
     if detail := prompt_error(row.chosen_prompt):
         findings.append(Finding(Reason.EMPTY_PROMPT, detail))
-    if is_identical(row):
+    if has_answers and is_identical(row):
         findings.append(Finding(Reason.IDENTICAL_RESPONSES, "chosen and rejected are equal after trimming"))
     return findings
 

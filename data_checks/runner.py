@@ -16,12 +16,13 @@ from data_checks.examine import Chunk, FileTask, Judge, convert
 from data_checks.files import distinct_names
 from data_checks.formats.base import Kind, Options
 from data_checks.pass_rates import PassRates
+from data_checks.processes import default_workers
 from data_checks.result import INPUT_TABLES, CheckedData, Ledger, Numbers
 from data_checks.rows import Policy, Reason
 from data_checks.sampling import SampleCandidates
 from data_checks.tables import OutputWriter, Written
 from data_checks.tokens import Limits, load_tokenizer
-from data_checks.workers import default_workers, examine_all
+from data_checks.workers import examine_all
 
 if TYPE_CHECKING:
     import duckdb
@@ -118,7 +119,7 @@ def check_dataset(
     index = evaluation_index(tasks, config)
     judge = Judge(config, work_folder, tokenizer, limits, output_folder is not None, index)
     candidates = SampleCandidates(config.sample_rows, tasks)
-    workers = num_workers or default_workers(tasks)
+    workers = num_workers or default_workers(task.path for task in tasks)
     chunks = list(examine_all(judge, tasks, candidates, workers, progress))
     sample_user = sample_user or NoSampleUser()
     sample_user.prepare(is_large=workers > 1)

@@ -13,6 +13,7 @@ from data_checks.config import CheckDataConfig, FeedbackFile, PreferenceFile
 from data_checks.presentation import write_report
 from data_checks.report import refusal, summarise
 from data_checks.runner import InputFiles
+from data_checks.unforeseen import without_row_text
 from training_core.errors import ConfigurationError, DataError
 from training_core.protocol.atomic import write_json
 from training_core.protocol.context import StageContext
@@ -38,15 +39,16 @@ def run(context: StageContext) -> StageOutcome:
     folder = context.directory.outputs_path
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        outcome = check(
-            files,
-            config,
-            context.input_path("tokenizer"),
-            seed=context.spec.seed,
-            work_folder=work_folder,
-            output_folder=folder,
-            progress=context.progress,
-        )
+        with without_row_text():
+            outcome = check(
+                files,
+                config,
+                context.input_path("tokenizer"),
+                seed=context.spec.seed,
+                work_folder=work_folder,
+                output_folder=folder,
+                progress=context.progress,
+            )
     finally:
         shutil.rmtree(work_folder, ignore_errors=True)
     outputs = {f"{name}.parquet": f"outputs/{name}.parquet" for name in outcome.data.tables}

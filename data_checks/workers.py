@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
-import os
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_checks.examine import Chunk, FileTask, Judge
+from data_checks.processes import process_context, start_worker
 from data_checks.sampling import SampleCandidates
 from data_checks.tokens import load_tokenizer
 from training_core.errors import TemporaryError
@@ -25,10 +22,6 @@ if TYPE_CHECKING:
     from data_checks.reading import Block
     from data_checks.runner import ReportProgress
 
-SMALL_BYTES = 32 << 20
-"""Files of less than this altogether are not worth the start of other processes."""
-MAX_FOLDER_BYTES = 70
-"""A socket's path has 107 bytes at most, and `/pymp-xxxxxxxx/listener-xxxxxxxx` is in it."""
 WAITING_BLOCKS = 2
 """Blocks a worker may have waiting: more would only fill memory."""
 
@@ -78,38 +71,12 @@ def examine_all(
             raise
 
 
-def process_context() -> multiprocessing.context.BaseContext:
-    """Return how processes are started: from one that has imported what they need, and has no threads.
-
-    This one has (Arrow, DuckDB, tokenizers), and a fork copies their locks as they stand. Where the folder of temporary
-    files has too long a name for that process's socket, each process is started from nothing, which takes longer.
-    """
-    if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_checks.preload"])
-    return context
-
-
 def _blocks(tasks: Sequence[FileTask]) -> Iterator[tuple[Block, FileTask]]:
     from data_checks.reading import blocks
 
     for task in tasks:
         for block in blocks(task.path, task.name, task.label):
             yield block, task
-
-
-def default_workers(tasks: Sequence[FileTask]) -> int:
-    """Return how many processes are worth it: one for small inputs, else one a core."""
-    sizes = [_size(task.path) for task in tasks]
-    cores = len(os.sched_getaffinity(0))
-    return 1 if sum(sizes) < SMALL_BYTES else max(1, min(cores, 8))
-
-
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    factor = 4 if path.suffix in (".gz", ".zst", ".parquet") else 1
-    return factor * sum(file.stat().st_size for file in files)
 
 
 def _tokenizer(judge: Judge) -> PreTrainedTokenizerBase | None:
@@ -120,22 +87,6 @@ def _start_judging(judge: Judge) -> None:
     global _judge
     start_worker()
     _judge = judge.with_tokenizer(_tokenizer(judge))
-
-
-def start_worker() -> None:
-    """Have this process killed when its parent dies, however that happens: no check may leave workers behind.
-
-    The parent is the fork server, which ends when the process that started it does.
-    """
-    import ctypes
-    import signal
-
-    parent = os.getppid()
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what a Ctrl-C means.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Data sets in MLflow: what a stage reads, and what the data checks made, under its fingerprint.
 
 MLflow knows a data set by name and digest, and keeps schema and profile of the first that it is told of. So a table has
-one entry, whether the checks wrote it or a training read it. Names, types and counts go there; no text of any row.
+one entry, whether the checks wrote it or a training read it. Names, types and counts go there; no text of any row,
+and of names those that may be shown.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_checks.naming import shown_names
 from training_core.records import Artifact, StageResult, StageSpec
 
 if TYPE_CHECKING:
@@ -141,8 +143,9 @@ def mlflow_schema(schema: pa.Schema) -> str:
     """Return an Arrow schema in the JSON that MLflow shows."""
     from mlflow.types import ColSpec, Schema, TensorSpec
 
+    names = shown_names(schema.names)
     columns: list[ColSpec | TensorSpec] = [
-        ColSpec(_mlflow_type(field.type), field.name, required=False) for field in schema
+        ColSpec(_mlflow_type(field.type), names[field.name], required=False) for field in schema
     ]
     return json.dumps({"mlflow_colspec": Schema(columns).to_dict()})
 
@@ -154,7 +157,8 @@ def _mlflow_type(kind: pa.DataType) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return Array(_mlflow_type(kind.value_type))
     if pa.types.is_struct(kind):
-        return Object([Property(field.name, _mlflow_type(field.type), required=False) for field in kind])
+        names = shown_names(field.name for field in kind)
+        return Object([Property(names[field.name], _mlflow_type(field.type), required=False) for field in kind])
     for matches, name in (
         (pa.types.is_boolean, DataType.boolean),
         (pa.types.is_integer, DataType.long),

@@ -11,6 +11,7 @@ from data_checks.checks.ledger_numbers import NO_TOKENIZER, add_ledger_numbers
 from data_checks.checks.measured import Measured
 from data_checks.checks.metrics_sql import PREFIXES, Metric, metrics_of, select
 from data_checks.config import CheckDataConfig
+from data_checks.naming import shown_names
 from data_checks.result import CheckedData
 
 MAX_SOURCES = 200
@@ -96,14 +97,15 @@ def _add_sources(measured: Measured, table: str, engine: Engine, views: Views) -
     metrics = metrics_of(table, by_source=True)
     statement = select(table, metrics, by_source=True, max_sources=MAX_SOURCES)
     rows = engine.query(statement.sql, views)
-    measured.sources[table] = [{"source": row["source"], "num_rows": row["num_rows"]} for row in rows]
+    names = shown_names(row["source"] for row in rows)
+    measured.sources[table] = [{"source": names[row["source"]], "num_rows": row["num_rows"]} for row in rows]
     for row in rows:
         for metric in metrics:
             numerator, denominator = statement.columns[metric.name]
             assert denominator is not None, f"{metric.name} is no fraction"
             support = row[denominator]
             value = row[numerator] / (metric.weight * support) if support else None
-            entry = {"kind": table, "source": row["source"], "metric": PREFIXES[table] + metric.name}
+            entry = {"kind": table, "source": names[row["source"]], "metric": PREFIXES[table] + metric.name}
             measured.by_source.append({**entry, "value": value, "num_rows": support})
 
 

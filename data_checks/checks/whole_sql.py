@@ -13,7 +13,8 @@ SPLIT_TABLES = ("preferences", "feedback")
 def pair_repeats(table: str = "preferences") -> str:
     """Return SQL of how many kept pairs repeat an earlier one, and how many contradict one.
 
-    Answers that differ in case and whitespace only have one key, and contradict nothing; a tie contradicts nothing.
+    Answers that differ in case and whitespace only have one key, and contradict nothing; a tie contradicts nothing, and
+    neither do two people.
     """
     forward = "chosen_key <= rejected_key and not coalesce(is_tie, false)"
     backward = "chosen_key > rejected_key and not coalesce(is_tie, false)"
@@ -21,7 +22,7 @@ def pair_repeats(table: str = "preferences") -> str:
         "select prompt_key, case when chosen_key <= rejected_key then chosen_key else rejected_key end as low_key, "
         "case when chosen_key <= rejected_key then rejected_key else chosen_key end as high_key, "
         f"{rows_where(forward)} as forward, {rows_where(backward)} as backward "
-        f"from {table} where {KEPT} group by 1, 2, 3"
+        f"from {table} where {KEPT} group by 1, 2, 3, annotator"
     )
     return (
         f"with votes as ({votes}) select "
@@ -33,12 +34,12 @@ def pair_repeats(table: str = "preferences") -> str:
 def feedback_repeats(table: str = "feedback") -> str:
     """Return SQL of how many kept judgements repeat an earlier one, and how many have the other label elsewhere."""
     judged = (
-        "select prompt_key, chosen_key, label, rating, count(*) as num_rows "
-        f"from {table} where {KEPT} group by prompt_key, chosen_key, label, rating"
+        "select prompt_key, chosen_key, label, rating, annotator, count(*) as num_rows "
+        f"from {table} where {KEPT} group by prompt_key, chosen_key, label, rating, annotator"
     )
     answers = (
         f"select cast(sum(num_rows - 1) as bigint) as repeats, {total('num_rows', 'label')} as good, "
-        f"{total('num_rows', 'not label')} as bad from judged group by prompt_key, chosen_key"
+        f"{total('num_rows', 'not label')} as bad from judged group by prompt_key, chosen_key, annotator"
     )
     return (
         f"with judged as ({judged}), answers as ({answers}) select "

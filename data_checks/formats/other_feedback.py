@@ -16,7 +16,8 @@ from data_checks.formats.turns import (
     tools_of,
     without_prompt,
 )
-from data_checks.rows import FeedbackRow, RawRow, Turn, kind_of, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import FeedbackRow, RawRow, Turn, kind_of
 
 ANSWER_COLUMNS = ("completion", "response", "answer")
 JUDGEMENTS = ("label", "thumb", "rating", "average_rating")

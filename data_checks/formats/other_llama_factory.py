@@ -8,7 +8,8 @@ from data_checks.formats.base import Format, Options, Result, RowError, Sign
 from data_checks.formats.llama_factory import WEIGHT, alpaca_prompt, system_turns
 from data_checks.formats.other_feedback import ANSWER_COLUMNS
 from data_checks.formats.turns import MEDIA_COLUMNS, as_turns, extra_of, refuse_media, source_of, text_of, tools_of
-from data_checks.rows import FeedbackRow, RawRow, Turn, kind_of, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import FeedbackRow, RawRow, Turn, kind_of
 
 CONVERSATIONS = ("messages", "conversations")
 TAGS = ("kto_tag", "label")

@@ -8,7 +8,8 @@ from typing import Any
 from data_checks.formats.base import Format, Options, Result, RowError
 from data_checks.formats.turns import MEDIA_COLUMNS, as_turns, extra_of, json_text, refuse_media, tools_of
 from data_checks.keys import exact_prompt_id
-from data_checks.rows import Finding, PromptItem, RawRow, Reason, Turns, kind_of, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import Finding, PromptItem, RawRow, Reason, Turns, kind_of
 
 GROUND_TRUTH = "ground_truth"
 PROMPT_COLUMNS = frozenset(

@@ -6,7 +6,8 @@ from typing import Any
 
 from data_checks.formats.base import Format, Options, Result, RowError
 from data_checks.formats.turns import as_turns, extra_of, source_of
-from data_checks.rows import RawRow, StepwiseRow, Turn, kind_of, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import RawRow, StepwiseRow, Turn, kind_of
 
 
 def fits_stepwise(value: dict[str, Any]) -> bool:

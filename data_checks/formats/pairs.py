@@ -17,7 +17,8 @@ from data_checks.formats.turns import (
     tools_of,
     without_prompt,
 )
-from data_checks.rows import PairRow, RawRow, Turn, Turns, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import PairRow, RawRow, Turn, Turns
 
 PAIR_COLUMNS = frozenset(("prompt", "chosen", "rejected", "source", "tools", *SCORE_NAMES))
 BINARIZED_COLUMNS = PAIR_COLUMNS | {"messages"}

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from data_checks.formats.base import RowError
-from data_checks.rows import Reason, Turn, Turns, kind_of, name_columns
+from data_checks.naming import name_columns
+from data_checks.rows import Reason, Turn, Turns, kind_of
 
 ROLE_TABLE = {
     "system": "system",

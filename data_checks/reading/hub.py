@@ -65,6 +65,7 @@ def hub_batches(text: str, label: str) -> Iterator[pa.RecordBatch]:
     match = HUB_ID.fullmatch(text)
     assert match is not None
     identifier, split = match["id"], match["split"]
+    splits: list[str] = []
     try:
         splits = datasets.get_dataset_split_names(identifier)
         if split is None and len(splits) == 1:
@@ -83,5 +84,7 @@ def hub_batches(text: str, label: str) -> Iterator[pa.RecordBatch]:
             "`hf auth login`"
         ) from None
     except ValueError as error:
-        raise ConfigurationError(f"{label}: the data set cannot be loaded ({str(error)[:300]}). {DOWNLOAD}") from None
+        # Once rows are read, what a parser says may quote them.
+        why = type(error).__name__ if splits else str(error)[:300]
+        raise ConfigurationError(f"{label}: the data set cannot be loaded ({why}). {DOWNLOAD}") from None
     yield from table.to_batches()

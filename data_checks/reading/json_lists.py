@@ -15,11 +15,12 @@ from itertools import chain, count
 import numpy as np
 from numpy.typing import NDArray
 
+from data_checks.naming import name_columns
 from data_checks.reading.block import Block
 from data_checks.reading.cutting import Cutter, Piece, Positions
 from data_checks.reading.records import SLICE_BYTES, SPACES, parse_records
 from data_checks.reading.streams import DamageError
-from data_checks.rows import RawRow, name_columns
+from data_checks.rows import RawRow
 from training_core.errors import DataError
 
 LIST_KEY = "data"

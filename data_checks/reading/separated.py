@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from data_checks.naming import name_columns
 from data_checks.reading.block import MAX_ROW_BYTES, Block
 from data_checks.reading.cutting import Cutter, Piece, Positions, line_ends
 from data_checks.reading.records import checked_row, is_deep, load_json, refused_row
 from data_checks.reading.streams import DamageError
-from data_checks.rows import Finding, RawRow, Reason, name_columns
+from data_checks.rows import Finding, RawRow, Reason
 from training_core.errors import DataError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_checks.naming import shown_names
 from data_checks.samples.baselines import baselines
 from data_checks.samples.language import LanguageResult, languages
 from data_checks.samples.length import length_bias
@@ -129,15 +130,15 @@ def by_source(
 
     table = []
     sources = sources_of(sample)
-    for source in sorted(set(sources)):
+    for source, shown in shown_names(sorted(set(sources))).items():
         inside = pairs.source == source
         if inside.sum() >= MIN_ROWS_OF_SOURCE:
-            table += [entry(source, name, measure(inside)) for name, measure in of_pairs.items()]
+            table += [entry(shown, name, measure(inside)) for name, measure in of_pairs.items()]
         for name, values in of_rows.items():
             own = values[sources == source]
             own = own[~np.isnan(own)]
             if len(own) >= MIN_ROWS_OF_SOURCE:
-                table.append(entry(source, name, float(own.mean())))
+                table.append(entry(shown, name, float(own.mean())))
     return table
 
 

@@ -18,11 +18,14 @@ from data_checks.whole.store import columns, number
 if TYPE_CHECKING:
     import duckdb
 
-JUDGEMENT = ("prompt_key", "chosen_key", "rejected_key", "label", "rating")
-"""What two rows have in common when one repeats the other."""
+JUDGEMENT = ("prompt_key", "chosen_key", "rejected_key", "label", "rating", "annotator")
+"""What two rows have in common when one repeats the other. What two people say of the same answers are two judgements:
+neither a repeat nor a contradiction, but agreement or none."""
 LOW = "coalesce(least(chosen_key, rejected_key), chosen_key)"
 HIGH = "coalesce(greatest(chosen_key, rejected_key), chosen_key)"
 """The answers that are judged, whichever is preferred."""
+JUDGE = "(hash(prompt_key, annotator) >> 1)::bigint"
+"""Of one prompt, each person's preferences are a graph of their own: people may differ, a person should not."""
 EDGES_AT_ONCE = 2_000_000
 """Preferences whose graph is held in memory at a time: about 200 MB."""
 TRIMMING_ROUNDS = 8
@@ -34,7 +37,7 @@ def judged_again(view: str) -> str:
 
     Only among them are repeats, conflicts and comparisons of people, and in most data they are few.
     """
-    columns = ", ".join(("example", *JUDGEMENT, "annotator"))
+    columns = ", ".join(("example", *JUDGEMENT))
     item = f"hash(prompt_key, {LOW}, {HIGH})"
     return f"select {columns} from {view} where {item} in (select {item} from {view} group by 1 having count(*) > 1)"
 
@@ -62,27 +65,29 @@ def find_duplicates(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Tabl
 def find_conflicts(connection: duckdb.DuckDBPyConnection, view: str) -> pa.Table:
     """Return each row that another one contradicts.
 
-    For one prompt, a pair contradicts the pair with the same answers exchanged, and a judged answer the same answer
-    with the other label. Answers that are equal but for case and spaces contradict nothing, nor do ratings that
-    differ: several people may have given them.
+    For one prompt and one annotator (or rows that name none), a pair contradicts the pair with the same answers
+    exchanged, and a judged answer the same answer with the other label. Answers that are equal but for case and spaces
+    contradict nothing, nor do ratings that differ: several people may have given them.
 
     Returns:
         Column `example`, sorted.
     """
     pairs = (
-        "select prompt_key, least(chosen_key, rejected_key) as low, greatest(chosen_key, rejected_key) as high "
-        f"from {view} where chosen_key <> rejected_key group by 1, 2, 3 having min(chosen_key) <> max(chosen_key)"
+        "select prompt_key, annotator, least(chosen_key, rejected_key) as low, "
+        f"greatest(chosen_key, rejected_key) as high from {view} where chosen_key <> rejected_key "
+        "group by 1, 2, 3, 4 having min(chosen_key) <> max(chosen_key)"
     )
     answers = (
-        f"select prompt_key, chosen_key from {view} where rejected_key is null and label is not null "
-        "group by 1, 2 having count(distinct label) > 1"
+        f"select prompt_key, annotator, chosen_key from {view} where rejected_key is null and label is not null "
+        "group by 1, 2, 3 having count(distinct label) > 1"
     )
+    same = "v.prompt_key = o.prompt_key and v.annotator is not distinct from o.annotator"
     return connection.sql(
-        f"select v.example from {view} v join ({pairs}) p on v.prompt_key = p.prompt_key "
-        "and least(v.chosen_key, v.rejected_key) = p.low and greatest(v.chosen_key, v.rejected_key) = p.high "
+        f"select v.example from {view} v join ({pairs}) o on {same} "
+        "and least(v.chosen_key, v.rejected_key) = o.low and greatest(v.chosen_key, v.rejected_key) = o.high "
         "where v.rejected_key is not null union all "
-        f"select v.example from {view} v join ({answers}) a on v.prompt_key = a.prompt_key "
-        "and v.chosen_key = a.chosen_key where v.rejected_key is null and v.label is not null order by 1"
+        f"select v.example from {view} v join ({answers}) o on {same} "
+        "and v.chosen_key = o.chosen_key where v.rejected_key is null and v.label is not null order by 1"
     ).to_arrow_table()
 
 
@@ -124,12 +129,12 @@ class Cycles:
 def find_cycles(connection: duckdb.DuckDBPyConnection, view: str) -> Cycles:
     """Return the pairs inside circles of three answers or more (A over B over C over A).
 
-    Of each prompt, answers are nodes and preferences edges; a circle lies in a strongly connected component. Two
-    answers preferred both ways are a conflict, not a circle, and are found by `find_conflicts`.
+    Of each prompt and annotator, answers are nodes and preferences edges; a circle lies in a strongly connected
+    component. Two answers preferred both ways are a conflict, not a circle, and are found by `find_conflicts`.
     """
     connection.execute(
-        "create or replace temp table preference_edges as select distinct prompt_key, chosen_key, rejected_key "
-        f"from {view} where chosen_key <> rejected_key and prompt_key in "
+        f"create or replace temp table preference_edges as select distinct {JUDGE} as judge_key, chosen_key, "
+        f"rejected_key from {view} where chosen_key <> rejected_key and prompt_key in "
         f"(select prompt_key from {view} group by 1 having count(*) > 2)"
     )
     _trim_chains(connection)
@@ -137,15 +142,17 @@ def find_cycles(connection: duckdb.DuckDBPyConnection, view: str) -> Cycles:
     parts = -(-total // EDGES_AT_ONCE)
     connection.execute("create or replace temp table cycle_edges as select * from preference_edges limit 0")
     for part in range(parts):
-        edges = columns(connection, f"select * from preference_edges where abs(prompt_key % {parts}) = {part}")
+        edges = columns(connection, f"select * from preference_edges where judge_key % {parts} = {part}")
         inside = _in_cycles(*edges)
         found = pa.table(dict(zip(("p", "c", "r"), (column[inside] for column in edges), strict=True)))
         connection.register("new_cycle_edges", found)
         connection.execute("insert into cycle_edges select * from new_cycle_edges")
         connection.unregister("new_cycle_edges")
-    same = "using (prompt_key, chosen_key, rejected_key)"
-    (examples,) = columns(connection, f"select v.example from {view} v join cycle_edges e {same} order by 1")
-    prompts = number(connection, "select count(distinct prompt_key) from cycle_edges")
+    inside_cycles = (
+        f"(select *, {JUDGE} as judge_key from {view}) join cycle_edges using (judge_key, chosen_key, rejected_key)"
+    )
+    (examples,) = columns(connection, f"select example from {inside_cycles} order by 1")
+    prompts = number(connection, f"select count(distinct prompt_key) from {inside_cycles}")
     for table in ("preference_edges", "cycle_edges"):
         connection.execute(f"drop table {table}")
     return Cycles(examples, prompts)
@@ -160,8 +167,8 @@ def _trim_chains(connection: duckdb.DuckDBPyConnection) -> None:
     for _ in range(TRIMMING_ROUNDS):
         connection.execute(
             "create or replace temp table preference_edges as select e.* from preference_edges e "
-            "semi join preference_edges b on e.prompt_key = b.prompt_key and e.chosen_key = b.rejected_key "
-            "semi join preference_edges w on e.prompt_key = w.prompt_key and e.rejected_key = w.chosen_key"
+            "semi join preference_edges b on e.judge_key = b.judge_key and e.chosen_key = b.rejected_key "
+            "semi join preference_edges w on e.judge_key = w.judge_key and e.rejected_key = w.chosen_key"
         )
         left = number(connection, "select count(*) from preference_edges")
         if left in (0, before):

@@ -50,9 +50,14 @@ class CheckOptions:
 
 def check_file(options: CheckOptions, *, as_json: bool) -> Answer:
     """Check one file; print what was found. The exit code is 0 or 3."""
+    from data_checks.processes import begin_early
+
+    begin_early([Path(options.file)])
+    from data_checks.unforeseen import without_row_text  # Imported while the early processes start.
+
     progress = None if as_json or not sys.stderr.isatty() else Progress()
     fixed = _fixed_path(options) if options.fix else None
-    with signals_unwind(), tempfile.TemporaryDirectory(prefix="tidegate-check-") as temporary:
+    with signals_unwind(), without_row_text(), tempfile.TemporaryDirectory(prefix="tidegate-check-") as temporary:
         folder = Path(temporary)
         outcome = _check(options.file, options, folder / "new", options.output, progress)
         answer = as_object(outcome)

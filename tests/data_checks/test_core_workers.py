@@ -16,9 +16,10 @@ import psutil
 import pytest
 from data_checking import files_of, load_check
 
-from data_checks import examine, workers
+from data_checks import examine
 from data_checks.config import CheckDataConfig
 from data_checks.examine import Judge
+from data_checks.processes import process_context
 from data_checks.reading import block
 from data_checks.splits import is_validation, side_sql
 from training_core.errors import TemporaryError
@@ -99,7 +100,7 @@ def test_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     long = tmp_path / ("long" * 20)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert workers.process_context().get_start_method() == "spawn"
+    assert process_context().get_start_method() == "spawn"
     assert written(path, tmp_path / "three", num_workers=3) == alone
 
 

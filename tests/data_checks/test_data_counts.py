@@ -172,7 +172,7 @@ def test_rl_prompts_from_a_file_keep_clear_of_the_validation_split(
     assert data.numbers()["rl_prompts_quarantined_fraction"] == 1 / 40
 
 
-DOCUMENTED = ("files", "keys", "rows", "splits", "comparison", "presentation.words", "reading.json_lists")
+DOCUMENTED = ("files", "keys", "naming", "splits", "comparison", "presentation.words", "reading.json_lists")
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)

@@ -160,12 +160,16 @@ def test_answers_that_are_the_same_tokens_are_identical(
     assert len(build_pair_table(kept, normalising, 4096, tmp_path / "kept.arrow")) == len(good_pairs)
 
 
-def test_names_of_columns_are_cut_and_values_are_not_told() -> None:
+def test_names_of_columns_are_told_where_they_are_names_and_values_never() -> None:
     keys = {f"column {index:02}": "value" for index in range(100)} | {"a\nline": 1, "b" * 1000: 2}
     found = parse_prompt(RawRow("f", 1, "", keys))
     assert isinstance(found, Finding)
-    assert found.detail.startswith("no prompt; columns: 'a\\nline', 'bbbbb")
-    assert found.detail.endswith(", column 17, …")
+    assert found.detail.startswith("no prompt; columns: column 00, column 01, ")
+    assert found.detail.endswith(", column 19, …")
+    few = parse_prompt(RawRow("f", 1, "", {"a\nline": 1, "b" * 1000: 2, "c": 3}))
+    assert few == Finding(
+        Reason.WRONG_TYPE, "no prompt; columns: c, (a name of 6 characters), (a name of 1000 characters)"
+    )
     assert "value" not in found.detail
 
 

@@ -175,6 +175,25 @@ def test_ranked_answers_are_no_cycle_and_cost_no_graph(
     assert whole.find_cycles(connection, show(connection, rows)).num_prompts == 0
 
 
+def test_what_two_people_say_neither_repeats_nor_contradicts(connection: duckdb.DuckDBPyConnection) -> None:
+    rows = [
+        *(pair(1, *order, annotator=name) for order, name in (((5, 6), "a"), ((5, 6), "b"), ((6, 5), "c"))),
+        *(pair(2, *order, annotator="a") for order in ((5, 6), (5, 6), (6, 5))),
+        *(pair(3, *order, annotator=name) for order, name in (((5, 6), None), ((6, 5), None), ((6, 5), "a"))),
+        *(pair(4, *order, annotator=name) for order, name in (((1, 2), "a"), ((2, 3), "b"), ((3, 1), "c"))),
+        *(pair(5, *order, annotator="a") for order in ((1, 2), (2, 3), (3, 1))),
+    ]
+    view = show(connection, rows)
+    assert whole.find_duplicates(connection, view).to_pylist() == [{"example": 4, "first_example": 3}]
+    assert whole.find_conflicts(connection, view)["example"].to_pylist() == [3, 4, 5, 6, 7]
+    cycles = whole.find_cycles(connection, view)
+    assert (cycles.examples.tolist(), cycles.num_prompts) == ([12, 13, 14], 1)
+    labels = [answer(1, 5, label, annotator=name) for label, name in ((True, "a"), (True, "b"), (False, "c"))]
+    view = show(connection, [*labels, answer(1, 5, False, annotator="a")])
+    assert whole.find_duplicates(connection, view).num_rows == 0
+    assert whole.find_conflicts(connection, view)["example"].to_pylist() == [0, 3]
+
+
 def test_agreement_of_annotators(connection: duckdb.DuckDBPyConnection) -> None:
     rows = [
         *(pair(1, *order, annotator=name) for order, name in (((5, 6), "a"), ((5, 6), "b"), ((6, 5), "c"))),

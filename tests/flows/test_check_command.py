@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from data_checks.workers import SMALL_BYTES
+from data_checks.processes import SMALL_BYTES
 from flows.cli import app
 from flows.commands.errors import exit_code_of
 
