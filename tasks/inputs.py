@@ -140,6 +140,11 @@ def _unreadable(file: ExternalFile, error: OSError) -> ConfigurationError:
 
 
 def _missing(file: ExternalFile, path: Path) -> str:
+    if file.stage == "check_data" and file.path.startswith("hf:"):
+        return (
+            f"{file.label} is a data set of the Hugging Face hub: `tidegate check` reads it, a run reads files, whose "
+            "bytes it can pin. Download one of its files (Parquet, JSONL) and name that"
+        )
     is_source = file.input_name == "source"
     suffixes = (".gguf",) if is_source else SUFFIXES if file.stage == "check_data" else TEMPLATE_SUFFIXES
     text = f"{file.label} {describe_missing(path, suffixes, folders=is_source)}"

@@ -38,6 +38,7 @@ def test_what_can_be_no_hub_name_is_not_taken_for_one(scripted, source: str) -> 
         ("data.preferences.0.path=pars.jsonl", ["data.preferences.0.path", "Did you mean", "pairs.jsonl"]),
         ("checkpoint.source=modle", ["checkpoint.source", "Did you mean"]),
         ("data.eval_prompts=no/where.jsonl", ["data.eval_prompts", "does not exist either"]),
+        ("data.preferences.0.path=hf://org/name", ["data set of the Hugging Face hub", "name that"]),
         ("data.preferences.0.path=other.jsonl", ["0.path: other.jsonl does not exist. Looked for", "relative to"]),
         ("data.preferences.0.path=~no-such-user/a.jsonl", ["data.preferences.0.path: ~no-such-user", "home"]),
         (f"data.rl_prompts={'a' * 300}.jsonl", ["data.rl_prompts: aaa", "cannot be read: File name too long"]),
