@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from data_checks.batch import Batch, Row
 from data_checks.canonical import CANONICAL_SCHEMA, table_of
 from data_checks.columns import TurnColumn
+from data_checks.cut_short import cut_short
 from data_checks.features import Flag, text_features
 from data_checks.keys import (
     content_digest,
@@ -101,6 +102,8 @@ class ExampleColumns:
     @classmethod
     def of(cls, batch: Batch, number: int, pair_kind: str = "pair") -> ExampleColumns:
         numbers = text_features({part: column.texts for part, column in _parts(batch).items()})
+        for place, part in cut_short(batch.rows):
+            numbers[f"{part}_flags"][place] |= int(Flag.TRUNCATED)
         return cls(number, batch, pair_kind, numbers, *_groups(batch.prompts), _example_digests(batch))
 
     def contaminated(self, index: EvaluationIndex) -> list[int]:

@@ -214,7 +214,7 @@ def _parse(text: str) -> tuple[dict[str, Any] | None, str | None]:
     try:
         value = load_json(text)
     except json.JSONDecodeError as error:
-        return None, f"{error.msg} at character {error.pos}"
+        return None, f"{error.msg.removesuffix(' at')} at character {error.pos}"
     except ValueError as error:
         return None, str(error)[:200]
     except RecursionError:

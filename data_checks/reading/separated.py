@@ -27,6 +27,10 @@ TEXT_COLUMNS = frozenset({
     "response_2", "solution", "system", "text",
 })  # fmt: skip
 """Columns whose text may look like JSON and be none: in these, only a list of chat messages is read as one."""
+ANSWER_COLUMNS = frozenset({
+    "answer_0", "answer_1", "chosen", "completion", "rejected", "response", "response1", "response2", "response_0",
+    "response_1", "response_2",
+})  # fmt: skip
 PYTHON_NOTATION = re.compile(r"\s*(?:array\(\s*)?[\[(]\s*\{'(?:role|content|from|value)':")
 """How pandas writes a column of chats into CSV: as Python source, which is no JSON."""
 CHAT_START = re.compile(r'\[\s*\{\s*"(?:role|content|from|value)"')
@@ -78,8 +82,8 @@ class RecordBlock(Block):
         row.value = {}
         for column, field in zip(self.header, fields, strict=True):
             try:
-                # An empty field is how CSV writes null.
-                row.value[column] = _cell(column, field) if field else None
+                # An empty field is how CSV writes null; an answer that a row must have is blank then.
+                row.value[column] = _cell(column, field) if field else "" if column in ANSWER_COLUMNS else None
             except _CellError as error:
                 return refused_row(row, Finding(error.reason, f"column {name_columns([column])} {error}"))
         if "\x00" in text or "\\" in text:

@@ -107,6 +107,7 @@ def test_the_parsers_agree_on_hostile_lines(line: bytes) -> None:
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", Reason.MALFORMED_JSON, records.TOO_DEEP),
         (b"[1]", Reason.MALFORMED_JSON, "the line is a list, not an object"),
         (b'{"a": 1', Reason.MALFORMED_JSON, "Expecting ',' delimiter at character 7"),
+        (b'{"a": "b', Reason.MALFORMED_JSON, "Unterminated string starting at character 6"),
     ],
 )
 def test_a_refused_line_says_why_and_where(line: bytes, reason: Reason, detail: str) -> None:
