@@ -14,6 +14,7 @@ from data_checks.rows import (
     FeedbackRow,
     Finding,
     PairRow,
+    Policy,
     PromptItem,
     RawRow,
     StepwiseRow,
@@ -79,9 +80,12 @@ class Batch:
             dropped: the policy that leaves it out.
         """
         place = len(self)
+        # One row may have thousands of pairs that a cap leaves out: the first of them holds its text.
+        is_capped = _is_capped(dropped) and _is_capped(self.dropped.get(place - 1))
+        again = is_capped and self.numbers[-1] == raw.number
         self.numbers.append(raw.number)
         self.offsets.append(raw.offset)
-        self.raws.append(raw.raw)
+        self.raws.append("" if again else raw.raw)
         self.sources.append(None)
         for column in (self.prompts, self.chosen, self.rejected):
             column.append(None)
@@ -137,6 +141,10 @@ class Batch:
                     found.detail = found.detail or describe_findings(findings)
                     found.examples.append(f"{self.file}:{self.numbers[place]}")
         return defects
+
+
+def _is_capped(dropped: Dropped | None) -> bool:
+    return dropped is not None and dropped.policy is Policy.PAIRS_PER_ROW
 
 
 def _answer(row: Row | None) -> Turns | None:

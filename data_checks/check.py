@@ -6,6 +6,7 @@ import importlib
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,9 @@ def check(
     from data_checks.checks import DuckDbEngine, SparkEngine, run_checks, warm_up
     from data_checks.report import build_report
 
-    warm_up()
+    imports = warm_up()
     # Without searches for reference cycles: there is much in memory, and no cycle in it that grows with the data.
-    with no_collection(), Analyst(config) as analyst:
+    with no_collection(), Analyst(config, imports) as analyst:
         data = check_dataset(
             files,
             config,
@@ -68,6 +69,7 @@ def check(
             sample_user=analyst,
         )
         progress(0, 0, "measuring")
+        imports.join()
         engine = SparkEngine() if config.metric_engine == "spark" else DuckDbEngine(work_folder / "metrics")
         try:
             found = run_checks(data, config, analyst.result, engine=engine)
@@ -81,8 +83,16 @@ def check(
 class Analyst:
     """Runs the costly checks on the sample while tables are written: beside it, or for large inputs in a process."""
 
-    def __init__(self, config: CheckDataConfig) -> None:
+    def __init__(self, config: CheckDataConfig, imports: Thread) -> None:
+        """Make one.
+
+        Args:
+            config: of the check.
+            imports: a thread that imports Great Expectations. Two threads must not import what it and scikit-learn have
+                in common at once: each may wait for the other, and one then gives up.
+        """
         self._config = config
+        self._imports = imports
         self._executor: Executor | None = None
         self._future: Future[SampleAnalysis | None] | None = None
 
@@ -106,6 +116,8 @@ class Analyst:
     def take(self, sample: pa.Table | None) -> None:
         """Begin to analyse the sample."""
         assert self._executor is not None, "prepare comes first"
+        if isinstance(self._executor, ThreadPoolExecutor):
+            self._imports.join()
         self._future = self._executor.submit(_analyse, sample, self._config)
 
     def result(self) -> SampleAnalysis | None:

@@ -15,7 +15,7 @@ from data_checks.formats.base import Options, Result, RowError
 from data_checks.pass_rates import PassRates
 from data_checks.result import Defects
 from data_checks.rows import Dropped, FeedbackRow, Finding, PairRow, Policy, PromptItem, RawRow, Reason, StepwiseRow
-from data_checks.rules import feedback_findings, pair_findings, prompt_findings, stepwise_findings
+from data_checks.rules import feedback_findings, is_blank, pair_findings, prompt_findings, stepwise_findings
 from data_checks.tokens import Limits, measure_answers, measure_pairs, measure_prompts
 
 if TYPE_CHECKING:
@@ -103,9 +103,12 @@ def convert_texts(rows: TextRows, task: FileTask) -> Batch:
     """Return what `convert` would of rows that are nearly all pairs of three texts in which nothing is wrong."""
     batch = Batch.of_texts(rows, task.options.source)
     odd = dict(rows.odd)
-    prompts, chosen, rejected = (list(map(str.strip, column)) for column in rows.columns)
-    for place, (prompt, one, other) in enumerate(zip(prompts, chosen, rejected, strict=True)):
-        if (not (prompt and one and other) or one == other) and place not in odd:
+    unseen = {
+        place for column in rows.columns for place, text in enumerate(column) if not text.isascii() and is_blank(text)
+    }
+    stripped = (map(str.strip, column) for column in rows.columns)
+    for place, (prompt, one, other) in enumerate(zip(*stripped, strict=True)):
+        if (not (prompt and one and other) or one == other or place in unseen) and place not in odd:
             value = dict(zip(PLAIN_KEYS, (column[place] for column in rows.columns), strict=True))
             raw = rows.raws[place].decode()
             odd[place] = RawRow(rows.name, rows.numbers[place], raw, value, None, rows.offsets[place])

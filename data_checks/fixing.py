@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_checks.features import Flag
+from data_checks.formats import FORMATS
 from data_checks.naming import is_private
 from data_checks.result import CheckedData
 from data_checks.tables import FATES
@@ -52,13 +53,22 @@ def _place(row: dict[str, Any]) -> tuple[str, int]:
 
 def _pair(row: dict[str, Any]) -> dict[str, Any]:
     named = {part: row[f"{part}_messages"] for part in PARTS}
-    numbers = ("margin", "chosen_score", "rejected_score", "source")
-    return named | {name: row[name] for name in numbers if row[name] is not None}
+    numbers = ("margin", "chosen_score", "rejected_score")
+    return _others(row) | named | {name: row[name] for name in numbers if row[name] is not None}
 
 
 def _feedback(row: dict[str, Any]) -> dict[str, Any]:
     named = {"prompt": row["prompt_messages"], "completion": row["answer_messages"]}
-    return named | {name: row[name] for name in ("label", "rating", "source") if row[name] is not None}
+    return _others(row) | named | {name: row[name] for name in ("label", "rating") if row[name] is not None}
+
+
+def _others(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that say where a row comes from, and those that no format is told by."""
+    telling = {name for layout in FORMATS.values() for name in layout.needs}
+    others = {name: value for name, value in orjson.loads(row["extra"] or "{}").items() if name not in telling}
+    known = {name: row[name] for name in ("source", "annotator") if row[name] is not None}
+    tools = {} if row["tools"] is None else {"tools": orjson.loads(row["tools"])}
+    return {**others, **known, **tools}
 
 
 def _prompt(row: dict[str, Any]) -> dict[str, Any]:

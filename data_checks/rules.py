@@ -39,8 +39,7 @@ def _is_plain(row: PairRow) -> bool:
     (asker, question), (first, chosen), (second, rejected) = row.chosen_prompt[0], row.chosen[0], row.rejected[0]
     if asker != "user" or first != "assistant" or second != "assistant":
         return False
-    chosen, rejected = chosen.strip(), rejected.strip()
-    return bool(chosen and rejected and chosen != rejected and question.strip())
+    return chosen.strip() != rejected.strip() and not any(map(is_blank, (question, chosen, rejected)))
 
 
 def answer_findings(prompt: Turns, answer: Turns, side: str | None = None) -> list[Finding]:
@@ -102,9 +101,24 @@ def prompt_error(prompt: Turns) -> str | None:
 def blank_turn(turns: Turns) -> int | None:
     """Return the number (from 1) of the first user or assistant turn without text; others may be blank."""
     for number, turn in enumerate(turns, start=1):
-        if turn.role in ("user", "assistant") and not turn.content.strip():
+        if turn.role in ("user", "assistant") and is_blank(turn.content):
             return number
     return None
+
+
+UNSEEN = "".join(map(chr, (0xAD, 0x180E, *range(0x200B, 0x2010), *range(0x2060, 0x2065), 0xFEFF)))
+"""Characters without width: a text of nothing else is blank."""
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a reader would see nothing.
+
+    >>> [is_blank(text) for text in ("", " \\u200b\\n", "a\\u200b")]
+    [True, True, False]
+    """
+    if not text.strip():
+        return True
+    return not text.isascii() and not any(not c.isspace() and c not in UNSEEN for c in text)
 
 
 def role_order_error(turns: Turns) -> str | None:

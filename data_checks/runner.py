@@ -139,7 +139,8 @@ def check_dataset(
     ledgers = {kind: _ledger(kind, chunks, written) for kind in kinds}
     rates = PassRates()
     for chunk in chunks:
-        rates.merge(chunk.pass_rates)
+        if chunk.table == "rl_prompts":
+            rates.merge(chunk.pass_rates)
     unusable, why = rates.unusable_fraction()
     numbers: Numbers = decisions.numbers | {f"longest_{k}_tokens": v for k, v in written.longest_prompt_tokens.items()}
     if "rl_prompts" in kinds:

@@ -6,7 +6,7 @@ from data_checks.checks.measured import Measured
 from data_checks.checks.metrics_sql import ANSWERS, JUDGED, PREFIXES, PROMPTS
 from data_checks.config import CheckDataConfig
 from data_checks.result import INPUT_TABLES, CheckedData, Ledger
-from data_checks.rows import Reason
+from data_checks.rows import Policy, Reason
 
 NO_TOKENIZER = "no tokenizer was given"
 DEFECTS: dict[str, tuple[tuple[Reason, ...], tuple[str, ...]]] = {
@@ -26,6 +26,8 @@ DEFECTS: dict[str, tuple[tuple[Reason, ...], tuple[str, ...]]] = {
     "duplicate_prompts_fraction": ((Reason.DUPLICATE_PROMPT,), PROMPTS),
 }
 """Number -> what is found in a row, and in which kinds of input."""
+OF_ROWS = frozenset({"malformed_fraction", "schema_drift_fraction", "nul_fraction"})
+"""Defects of rows that became nothing else: one row, one example."""
 TOKEN_DEFECTS: dict[str, tuple[Reason, ...]] = {
     "special_token_fraction": (Reason.SPECIAL_TOKENS,),
     "template_failed_fraction": (Reason.TEMPLATE_FAILED,),
@@ -57,8 +59,13 @@ def _add_account(measured: Measured, table: str, ledger: Ledger) -> None:
     ):
         measured.put(names.get(prefix, f"{prefix}kept") if word == "kept" else f"{prefix or 'rows_'}{word}", number)
     why = "there are no rows"
-    measured.put_fraction(f"{prefix}quarantined_fraction", ledger.num_quarantined, ledger.examples, why)
+    measured.put_fraction(f"{prefix}quarantined_fraction", ledger.num_quarantined, considered(ledger), why)
     measured.put_fraction(f"{prefix}dropped_fraction", ledger.num_dropped, ledger.examples, why)
+
+
+def considered(ledger: Ledger) -> int:
+    """Return how many examples there are beside those that ranked rows could have given and a cap left out."""
+    return ledger.examples - ledger.dropped.get(Policy.PAIRS_PER_ROW.value, 0)
 
 
 def found(ledger: Ledger, reasons: tuple[Reason, ...]) -> int:
@@ -71,12 +78,17 @@ def _add_defects(measured: Measured, table: str, ledger: Ledger, data: CheckedDa
     prefix, why = PREFIXES[table], "there are no rows"
     for name, (reasons, tables) in DEFECTS.items():
         if table in tables:
-            measured.put_fraction(f"{prefix}{name}", found(ledger, reasons), ledger.examples, why)
+            support = ledger.rows if name in OF_ROWS else considered(ledger)
+            measured.put_fraction(f"{prefix}{name}", min(found(ledger, reasons), support), support, why)
     for name, reasons in TOKEN_DEFECTS.items():
         if data.limits is None:
             measured.put(f"{prefix}{name}", None, 0, NO_TOKENIZER)
-        elif name != "too_long_fraction" or table != "stepwise":
-            measured.put_fraction(f"{prefix}{name}", found(ledger, reasons), ledger.examples, why)
+        elif name == "too_long_fraction" and table != "stepwise":
+            # An example may be too long in several ways: by the one it is put aside for, it counts once.
+            number = sum(ledger.quarantined.get(reason.value, 0) for reason in reasons)
+            measured.put_fraction(f"{prefix}{name}", number, considered(ledger), why)
+        elif name != "too_long_fraction":
+            measured.put_fraction(f"{prefix}{name}", found(ledger, reasons), considered(ledger), why)
         else:
             measured.put(f"{prefix}{name}", None, 0, "the length of steps is not limited")
 
@@ -93,7 +105,7 @@ def _add_repeats(measured: Measured, table: str, ledger: Ledger, data: CheckedDa
             # Left to the caller's reasons: without one, the check is an error.
             measured.put(f"{prefix}{name}", None, 0, data.skipped.get(counted))
         else:
-            measured.put_fraction(f"{prefix}{name}", int(number), ledger.examples, "there are no rows")
+            measured.put_fraction(f"{prefix}{name}", int(number), considered(ledger), "there are no rows")
 
 
 def _forgive_held_out(measured: Measured, ledger: Ledger) -> None:

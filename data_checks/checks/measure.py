@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from data_checks.checks import whole_sql
 from data_checks.checks.engines import Engine, Rows, Views
 from data_checks.checks.histograms import histograms
@@ -74,6 +72,10 @@ def measure(data: CheckedData, config: CheckDataConfig, engine: Engine) -> Measu
     measured.skipped |= {name: why for name, why in data.skipped.items() if measured.numbers.get(name) is None}
     for name in data.skipped:
         measured.numbers.setdefault(name, None)
+    if config.near_duplicates is None and tables:
+        # Only depths of one dialogue were looked for: nothing is known of other prompts.
+        for name in ("near_duplicates_across_splits", "near_duplicate_prompts_fraction"):
+            measured.numbers[name], measured.skipped[name] = None, "data.near_duplicates is null"
     return measured
 
 
@@ -199,15 +201,15 @@ def _add_positions(measured: Measured, engine: Engine, views: Views) -> None:
 def binomial_p_value(number: int, trials: int) -> float:
     """Return the two-sided probability of a count as far from a half as this one when both outcomes are as likely.
 
-    Normal approximation with continuity correction; 1 for no trials.
+    Exact; 1 for no trials.
 
-    >>> binomial_p_value(50, 100), binomial_p_value(700, 1000) < 1e-6
+    >>> binomial_p_value(50, 100), binomial_p_value(25, 25) < 1e-6
     (1.0, True)
     """
-    if not trials:
-        return 1.0
-    distance = max(abs(number - trials / 2) - 0.5, 0.0)
-    return math.erfc(distance / math.sqrt(trials / 4) / math.sqrt(2))
+    from data_checks.samples.statistics import position_p_value
+
+    found = position_p_value(number, trials - number)
+    return 1.0 if found is None else found
 
 
 def _add_unaccounted(measured: Measured, data: CheckedData) -> None:

@@ -112,6 +112,7 @@ LONGER = (
 )
 HAS_LENGTHS = f"{DECIDED} and {length('chosen')} is not null and {length('rejected')} is not null"
 HAS_SCORES = "chosen_score is not null and rejected_score is not null"
+HAS_STRENGTH = f"(({HAS_SCORES}) or margin is not null)"
 HAS_POSITION = f"{DECIDED} and chosen_position is not null"
 
 METRICS: tuple[Metric, ...] = (
@@ -158,8 +159,9 @@ METRICS: tuple[Metric, ...] = (
         "ties_called_preferences", f"{DECIDED} and (margin = 0 or (chosen_score = rejected_score))", PAIRS, "pairs"
     ),
     _fraction(
-        "score_inverted_fraction", "chosen_score < rejected_score", PAIRS, HAS_SCORES,
-        "no row has a score of both answers", True,
+        "score_inverted_fraction", f"({HAS_SCORES} and chosen_score < rejected_score) or coalesce(margin, 0) < 0",
+        PAIRS, HAS_STRENGTH,
+        "no row has a margin, or a score of both answers", True,
     ),
     _fraction("same_words_fraction", "chosen_key = rejected_key", PAIRS),
     _fraction(

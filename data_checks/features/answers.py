@@ -82,6 +82,7 @@ _ITEM = re.compile(r"\s*(?:[-*+•‣◦>|#]|\d{1,3}[.)]|[A-Za-z][.)]\s)")
 _EMPTY_ITEM = re.compile(r"\n[ \t]*(?:[-*+•]|(\d{1,3})([.)]))\s*\Z")
 _CODE_LINE = re.compile(r"^(?:\t| {4})|[{}=;\\]|\(\)|://|www\.|->|=>|^\s*(?:SELECT|FROM|import|def|class|return)\b")
 _LAST_WORD = re.compile(r"[^\W\d_]+\Z")
+LONGEST_WORD = 64
 _SIGN_OFF_WORDS = 5
 """A last line of so few words with a comma is a greeting ("With kind regards,")."""
 _ENDS_IN_LETTERS = re.compile(r"[a-zß-öø-ɏа-яёѐ-ӿα-ωά-ώ]\Z")
@@ -123,7 +124,7 @@ def is_truncated(text: str) -> bool:
     is_item = _ITEM.match(line) is not None
     if text[-1] in ",(":
         return text[-1] == "(" or (not is_item and len(words) > _SIGN_OFF_WORDS)
-    last = _LAST_WORD.search(line)
+    last = _LAST_WORD.search(line[-LONGEST_WORD:])  # The whole line would be searched from each letter on.
     if last is not None and words[-1] == last.group() and last.group() in _OPENS_A_PHRASE:
         return len(words) > _SIGN_OFF_WORDS
     return _ENDS_IN_LETTERS.search(line) is not None and _is_long_prose(text, words, is_item)

@@ -9,7 +9,9 @@ import numpy as np
 
 from data_checks.features.column import Rows, TextColumn
 
-_EMAIL = re.compile(r"(?<![\w.+%@-])\w[\w.+%'-]{0,63}@((?:\w(?:[\w-]{0,61}\w)?\.)+[^\W\d_]{2,24})(?![\w@-])(:\S*/)?")
+_EMAIL = re.compile(
+    r"(?<![\w.+%@-])\w[\w.+%'-]{0,63}@((?:\w(?:[\w-]{0,61}\w)?\.)+[^\W\d_]{2,24})(?![\w@-])(:\S{0,200}/)?"
+)
 _LOGIN = re.compile(r"://[^\s/]*\Z")
 _FILES = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "pdf", "js", "mjs", "html", "json", "txt", "zip"})
 

@@ -87,6 +87,8 @@ def is_number(value: Any) -> bool:
 
 def _label(value: dict[str, Any]) -> bool | None:
     label, thumb = value.get("label"), value.get("thumb")
+    if type(label) is int and label in (0, 1):
+        label = bool(label)  # How many tables write false and true.
     if label is not None and not isinstance(label, bool):
         raise RowError(f"label is {kind_of(label)}, not true or false")
     if thumb is None:

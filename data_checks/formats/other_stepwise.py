@@ -29,7 +29,10 @@ def stepwise_rows(row: RawRow, options: Options) -> list[Result]:
             raise RowError(f"no {column}; columns: {name_columns(value)}")
     prompt = as_turns(value["prompt"], "prompt", "user")
     steps = _items(value["completions"], "completions", str, "text")
-    labels = _items(value["labels"], "labels", bool, "true or false")
+    labels = value["labels"]
+    if isinstance(labels, list):  # Many tables write 1 and 0.
+        labels = [bool(item) if type(item) is int and item in (0, 1) else item for item in labels]
+    labels = _items(labels, "labels", bool, "true or false")
     if len(steps) != len(labels):
         raise RowError(f"{len(steps)} completions and {len(labels)} labels: each step needs one")
     answer = tuple(Turn("assistant", step) for step in steps)

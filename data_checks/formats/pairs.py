@@ -50,6 +50,9 @@ def _pair(
     margin, chosen_score, rejected_score = scores_of(value)
     pair = PairRow(row, source_of(value, options.source), *sides, margin, chosen_score, rejected_score)
     pair.is_tie = margin == 0 or (chosen_score is not None and chosen_score == rejected_score)
+    if isinstance(value.get("annotator"), str):
+        pair.annotator = value["annotator"]
+        used |= {"annotator"}
     if value.keys() <= used:
         pair.extra = NO_EXTRA
     else:
@@ -106,7 +109,7 @@ PAIRS = Format(
     name="pairs",
     kind="pairs",
     summary="prompt, chosen, rejected: texts or messages; or chosen and rejected as whole lists of messages",
-    columns=PAIR_COLUMNS,
+    columns=PAIR_COLUMNS | {"annotator"},
     fits=_fits_pairs,
     convert=_convert_pair,
     needs=("chosen", "rejected"),
@@ -122,7 +125,7 @@ ULTRAFEEDBACK_BINARIZED = Format(
     name="ultrafeedback_binarized",
     kind="pairs",
     summary="prompt as text, chosen and rejected as messages that repeat it, messages, score_chosen, score_rejected",
-    columns=BINARIZED_COLUMNS,
+    columns=BINARIZED_COLUMNS | {"annotator"},
     fits=_fits_binarized,
     convert=_convert_binarized,
     refines=frozenset(("pairs",)),

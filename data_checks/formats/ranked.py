@@ -9,8 +9,10 @@ from typing import Any
 from data_checks.formats.base import Format, Options, Result, RowError
 from data_checks.formats.markers import prompt_of_transcript
 from data_checks.formats.turns import extra_of, json_text, number_of, refuse_media, source_of, text_of
-from data_checks.rows import Dropped, PairRow, Policy, RawRow, Turn, Turns, kind_of
+from data_checks.rows import Dropped, PairRow, Policy, RawRow, Reason, Turn, Turns, kind_of
 
+MAX_ANSWERS = 100
+"""Most answers of one row: 4,950 pairs. Rows in the wild have up to about forty."""
 Candidate = tuple[float, int, int]
 """Gap, place of the better answer, place of the other one; gap 0: neither is better, and the earlier one is first."""
 
@@ -78,7 +80,14 @@ def objects_of(value: dict[str, Any], column: str) -> list[dict[str, Any]]:
         raise RowError(f"{column} is {kind_of(items)}, not a list of objects")
     if len(items) < 2:
         raise RowError(f"{column} has {len(items)} of the at least two answers that a comparison needs")
+    _refuse_many(items, column)
     return items
+
+
+def _refuse_many(items: Sequence[Any], column: str) -> None:
+    """Refuse more answers than anyone ranks: each two of them would be a pair."""
+    if len(items) > MAX_ANSWERS:
+        raise RowError(f"{column} has {len(items)} answers, at most {MAX_ANSWERS} are read", Reason.ROW_TOO_LARGE)
 
 
 def holds_objects(value: dict[str, Any], column: str, key: str) -> bool:
@@ -135,6 +144,7 @@ def _texts(value: dict[str, Any], column: str) -> list[str]:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         what = "an empty list" if texts == [] else kind_of(texts)
         raise RowError(f"{column} is {what}, not a list of texts")
+    _refuse_many(texts, column)
     return texts
 
 

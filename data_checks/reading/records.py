@@ -116,7 +116,8 @@ def parse_texts(
             columns[index] = [text if type(text) is str else "" for text in column]
     if rb"\u0000" in data:
         odd += [place for place, record in enumerate(records) if rb"\u0000" in record]
-    if _most_members(data) != num_keys * (len(records) - len(blank)):
+    # Where some records are odd, the sum over all of them says nothing about one.
+    if odd or _most_members(data) != num_keys * (len(records) - len(blank)):
         # A key that occurs twice is one key of the parsed value and two members of the text.
         odd += [place for place, record in enumerate(records) if _may_repeat_key(record, num_keys)]
     if len(odd) > MAX_ODD_FRACTION * len(records):
@@ -229,7 +230,8 @@ def load_json(text: str) -> Any:
 
     Raises:
         json.JSONDecodeError: it is no JSON.
-        ValueError: it holds a key twice in one object, NaN, an infinity, or a number that would become one.
+        ValueError: it holds a key twice in one object, an infinity, or a number that would become one. NaN, which
+            Python writes for a missing number, is taken as it is in tables.
         RecursionError: it is nested very deep.
     """
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
@@ -243,6 +245,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(constant: str) -> float:
+    if constant == "NaN":
+        return float("nan")
     raise ValueError(f"{constant} is not JSON")
 
 

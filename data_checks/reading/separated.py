@@ -31,6 +31,15 @@ ANSWER_COLUMNS = frozenset({
     "answer_0", "answer_1", "chosen", "completion", "rejected", "response", "response1", "response2", "response_0",
     "response_1", "response_2",
 })  # fmt: skip
+NUMBER_COLUMNS = frozenset({
+    "average_rating", "better_response_id", "choice", "chosen-rating", "chosen_score", "coherence", "complexity",
+    "correctness", "helpfulness", "labels", "margin", "num_correct", "num_samples", "overall_preference", "pass_rate",
+    "preference_strength", "rating", "rejected-rating", "rejected_score", "safer_response_id", "score_0", "score_1",
+    "score_A", "score_B", "score_chosen", "score_rejected", "verbosity",
+})  # fmt: skip
+"""Columns of numbers, which CSV writes as text. A ground truth is none: "007" may be meant as it stands."""
+TRUTH_COLUMNS = frozenset({"is_response_0_safe", "is_response_1_safe", "kto_tag", "label"})
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,2})?")
 PYTHON_NOTATION = re.compile(r"\s*(?:array\(\s*)?[\[(]\s*\{'(?:role|content|from|value)':")
 """How pandas writes a column of chats into CSV: as Python source, which is no JSON."""
 CHAT_START = re.compile(r'\[\s*\{\s*"(?:role|content|from|value)"')
@@ -101,7 +110,11 @@ class _CellError(ValueError):
 
 
 def _cell(column: str, field: str) -> Any:
-    """Return a field's text, or what it holds where that is written as JSON."""
+    """Return a field's text, or what it holds where that is written as JSON, or is a number or a truth value."""
+    if column in NUMBER_COLUMNS and NUMBER.fullmatch(field):
+        return load_json(field)
+    if column in TRUTH_COLUMNS and field.lower() in ("true", "false"):
+        return field.lower() == "true"
     if field[0] not in "[{a( ":
         return field
     if PYTHON_NOTATION.match(field):

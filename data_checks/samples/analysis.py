@@ -46,8 +46,8 @@ class SampleAnalysis:
     """What the shortcut probe learnt of each feature; empty where it was skipped."""
     languages: dict[str, float] = field(default_factory=dict)
     """Language -> share of the texts whose language is known, commonest first."""
-    suspects: list[int] = field(default_factory=list)
-    """Ordinals (column `example`) of at most 100 pairs whose label a model of the others doubts most, worst first."""
+    suspects: list[str] = field(default_factory=list)
+    """Places (file:row) of at most 100 pairs whose label a model of the others doubts most, worst first."""
 
 
 def analyse(sample: pa.Table, config: CheckDataConfig) -> SampleAnalysis:
@@ -55,8 +55,8 @@ def analyse(sample: pa.Table, config: CheckDataConfig) -> SampleAnalysis:
 
     Args:
         sample: rows that are used. Columns prompt_text, chosen_text and rejected_text (null for answers judged alone),
-            example, source, group_key, content_hash, for each answer the counts of `pairs.COUNTS` and flags; where
-            there are any also cluster_key, split, is_tie and label. The order of rows does not matter.
+            example, file, row, source, group_key, content_hash, for each answer the counts of `pairs.COUNTS` and
+            flags; where there are any also cluster_key, split, is_tie and label. The order of rows does not matter.
         config: `languages` is read.
 
     Returns:
@@ -89,8 +89,15 @@ def analyse(sample: pa.Table, config: CheckDataConfig) -> SampleAnalysis:
         baselines=rounded(baselines(pairs, probed)),
         probe=rounded(probed.details) if probed else {},
         languages=rounded(spoken.shares),
-        suspects=noise.suspects,
+        suspects=places_of(sample, noise.suspects),
     )
+
+
+def places_of(sample: pa.Table, examples: list[int]) -> list[str]:
+    """Return file:row of some examples, in their order."""
+    columns = (sample[name].to_pylist() for name in ("example", "file", "row"))
+    places = {example: f"{file}:{row}" for example, file, row in zip(*columns, strict=True)}
+    return [places[example] for example in examples]
 
 
 def run_probe(pairs: Pairs, skipped: dict[str, str]) -> ProbeResult | None:

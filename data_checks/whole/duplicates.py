@@ -130,7 +130,8 @@ def find_cycles(connection: duckdb.DuckDBPyConnection, view: str) -> Cycles:
     """Return the pairs inside circles of three answers or more (A over B over C over A).
 
     Of each prompt and annotator, answers are nodes and preferences edges; a circle lies in a strongly connected
-    component. Two answers preferred both ways are a conflict, not a circle, and are found by `find_conflicts`.
+    component. Two answers preferred both ways are a conflict, which `find_conflicts` finds; where such rows are kept,
+    they join the components that they touch.
     """
     connection.execute(
         f"create or replace temp table preference_edges as select distinct {JUDGE} as judge_key, chosen_key, "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,8 +59,10 @@ def check_file(options: CheckOptions, *, as_json: bool) -> Answer:
 
     progress = None if as_json or not sys.stderr.isatty() else Progress()
     fixed = _fixed_path(options) if options.fix else None
-    with signals_unwind(), without_row_text(), tempfile.TemporaryDirectory(prefix="tidegate-check-") as temporary:
-        folder = Path(temporary)
+    plan_page(options)
+    if options.against is not None:
+        plan_check(options.against, options)  # A version that cannot be read should not be found out after the other.
+    with signals_unwind(), without_row_text(), scratch_folder() as folder:
         outcome = _check(options.file, options, folder / "new", options.output, progress)
         answer = as_object(outcome)
         if options.against is not None:
@@ -76,6 +80,37 @@ def check_file(options: CheckOptions, *, as_json: bool) -> Answer:
     if not as_json:
         _print(outcome, answer, options)
     return Answer(answer, code)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder, and remove it whatever happens, also while something still writes to it."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-check-"))
+    try:
+        yield folder
+    finally:
+        for _ in range(20):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
+            time.sleep(0.1)
+
+
+def plan_page(options: CheckOptions) -> None:
+    """Refuse a page that would overwrite anything but an older page.
+
+    Raises:
+        ConfigurationError: `--html` names a folder, no file, or a file that is no page.
+    """
+    page = options.html
+    if page is None:
+        return
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise ConfigurationError(f"--html {page}: a page's name ends in .html, so that no other file is overwritten")
+    if page.exists() and not page.is_file():
+        raise ConfigurationError(f"--html {page} is there and is no file. Name a page to write")
+    if not page.resolve().parent.is_dir():
+        raise ConfigurationError(f"--html {page}: the folder {page.parent} does not exist")
 
 
 class Progress:
@@ -151,10 +186,20 @@ def plan_check(file: str, options: CheckOptions) -> tuple[Any, Any]:
         for name in ("ties", "label", "score", "rating_threshold")
         if (value := getattr(options, name)) is not None
     }
+    if not file:
+        raise ConfigurationError("FILE is empty: name a data file")
+    if options.tokenizer is not None and not options.tokenizer.is_dir():
+        raise ConfigurationError(
+            f"--tokenizer {options.tokenizer} is no folder: name that of a checkpoint, or of a tokenizer alone"
+        )
     path = Path(file)
     evidence = identify(path.name, path, file, ALL_KINDS, options.format, named)
     kind = evidence.kind
-    layer = load_layer([], options.settings)
+    layer = load_layer([], [setting.removeprefix("data.") for setting in options.settings])
+    if named_files := sorted({"preferences", "feedback", "rl_prompts", "eval_prompts"} & layer.values.keys()):
+        raise ConfigurationError(
+            f"--set {named_files[0]}: the data are FILE; write the options of a file as --format, --ties and so on"
+        )
     if kind == "pairs":
         layer.values["preferences"] = [{"path": file, "format": options.format, **named}]
         files = InputFiles(preferences=[path])

@@ -50,8 +50,15 @@ def signals_unwind() -> Iterator[None]:
     is ignored (`nohup`) it stays ignored.
     """
 
+    asked: list[type[BaseException]] = []
+
     def handler(signal_number: int, frame: FrameType | None) -> None:
+        asked.append(TerminatedError)
         raise TerminatedError
+
+    def interrupted(signal_number: int, frame: FrameType | None) -> None:
+        asked.append(KeyboardInterrupt)
+        raise KeyboardInterrupt
 
     def hung_up(signal_number: int, frame: FrameType | None) -> None:
         # Once: a shell and the kernel may both send one, and a second would interrupt the saving after the first.
@@ -61,8 +68,15 @@ def signals_unwind() -> Iterator[None]:
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handler)}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
+    except BaseException as error:
+        # What a library made of being stopped in the middle is no error of its own.
+        if asked and not isinstance(error, asked[0]):
+            raise asked[0] from error
+        raise
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)

@@ -231,11 +231,11 @@ def test_order_of_answers(numbers: Numbers) -> None:
 
 
 def test_defects_come_from_the_account_whatever_a_row_is_counted_under(numbers: Numbers) -> None:
-    defects = {"preferences": {"prompt_mismatch": 5, "malformed_json": 1, "row_too_large": 1, "too_long": 4}}
+    defects = {"preferences": {"prompt_mismatch": 5, "malformed_json": 1, "row_too_large": 1, "template_failed": 4}}
     found = numbers(good_columns(100), defects=defects).numbers
     assert found["prompt_mismatch_fraction"] == 5 / 100
     assert found["malformed_fraction"] == 2 / 100
-    assert found["too_long_fraction"] == 4 / 100
+    assert found["template_failed_fraction"] == 4 / 100
     assert found["identical_fraction"] == 0
 
 

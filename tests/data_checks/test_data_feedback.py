@@ -89,7 +89,7 @@ def test_a_threshold_labels_only_what_has_no_label(judgement: dict[str, Any], la
     ("fields", "reason", "detail"),
     [
         ({"label": None}, "missing_judgement", "neither label nor thumb nor rating"),
-        ({"label": 1}, "wrong_type", "label is a number, not true or false"),
+        ({"label": 2}, "wrong_type", "label is a number, not true or false"),
         ({"label": "true"}, "wrong_type", "label is text, not true or false"),
         ({"thumb": "Up"}, "wrong_type", "thumb is another text, not up or down"),
         ({"thumb": True}, "wrong_type", "thumb is true or false, not up or down"),

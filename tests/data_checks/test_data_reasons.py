@@ -40,7 +40,7 @@ PAIR_CASES: list[tuple[Reason, list[Any], dict[str, Any]]] = [
     (Reason.MALFORMED_JSON, [b'{"prompt": "a", "chosen": '], {}),
     (Reason.MALFORMED_JSON, [b'["a list"]', b"3", b"null"], {}),
     (Reason.MALFORMED_JSON, [b'{"prompt": "a", "prompt": "b", "chosen": "c", "rejected": "d"}'], {}),
-    (Reason.MALFORMED_JSON, [b'{"prompt": "a", "chosen": "c", "rejected": "d", "margin": NaN}'], {}),
+    (Reason.MALFORMED_JSON, [b'{"prompt": "a", "chosen": "c", "rejected": "d", "margin": Infinity}'], {}),
     (Reason.MALFORMED_JSON, [b'{"prompt":' + b"[" * 100_000], {}),
     (Reason.MALFORMED_JSON, [b'{"margin": ' + b"9" * 5000 + b"}"], {}),
     (Reason.INVALID_UNICODE, [b'{"prompt": "a\xff", "chosen": "b", "rejected": "c"}'], {}),

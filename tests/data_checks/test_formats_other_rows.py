@@ -102,7 +102,7 @@ def test_a_threshold_labels_only_what_has_no_label(judgement: dict[str, Any], la
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"label": 1}, "label is a number, not true or false"),
+        ({"label": 2}, "label is a number, not true or false"),
         ({"label": "true"}, "label is text, not true or false"),
         ({"thumb": "Up"}, "thumb is another text, not up or down"),
         ({"thumb": True}, "thumb is true or false, not up or down"),
@@ -310,7 +310,7 @@ def test_stepwise() -> None:
     ("fields", "detail"),
     [
         ({"labels": [True]}, "2 completions and 1 labels: each step needs one"),
-        ({"labels": [True, 1]}, "labels[1] is a number, not true or false"),
+        ({"labels": [True, 2]}, "labels[1] is a number, not true or false"),
         ({"labels": True}, "labels is true or false, not a list"),
         ({"labels": None}, "no labels; columns: completions, prompt"),
         ({"completions": ["a", None]}, "completions[1] is null or missing, not text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from data_checks.processes import SMALL_BYTES
 from flows.cli import app
-from flows.commands.errors import exit_code_of
+from flows.commands.errors import TerminatedError, exit_code_of, signals_unwind
 
 WORDS = ("stone", "cloud", "river", "grass", "paper", "cheese", "window", "ladder", "butter", "garden", "violin")
 
@@ -210,3 +211,70 @@ def test_a_stopped_command_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (process.returncode, "stopped by SIGTERM" in told) == (75, True)
     assert list(temporary.iterdir()) == []
     assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+@pytest.mark.parametrize("page", ["pairs.jsonl", "folder.html", "nowhere/page.html"])
+def test_a_page_overwrites_nothing_but_a_page(page: str, tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path / "pairs.jsonl", pairs(120))
+    (tmp_path / "folder.html").mkdir()
+    before = path.read_bytes()
+    code, answer, _ = run(capsys, str(path), "--html", str(tmp_path / page))
+    assert (code, path.read_bytes()) == (2, before)
+    assert "--html" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against", "{here}/missing.jsonl"], "missing.jsonl does not exist"),
+        (["--tokenizer", "{here}/nowhere"], "nowhere is no folder"),
+        (["--set", "preferences=x"], "--set preferences: the data are FILE"),
+        (["--set", "data.min_pears=20"], "min_pears"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_work(
+    arguments: list[str], message: str, tmp_path: Path, capsys: Any
+) -> None:
+    path = write(tmp_path / "pairs.jsonl", pairs(120))
+    code, answer, _ = run(capsys, str(path), *(argument.format(here=tmp_path) for argument in arguments))
+    assert code == 2
+    assert message in answer["error"]["message"]
+
+
+def test_names_of_settings_as_messages_write_them(tmp_path: Path, capsys: Any) -> None:
+    path = write(tmp_path / "pairs.jsonl", pairs(60))
+    assert run(capsys, str(path))[0] == 3
+    assert run(capsys, str(path), "--set", "data.min_pairs=20")[0] == 0
+
+
+def test_a_fixed_file_keeps_people_and_other_columns(tmp_path: Path, capsys: Any) -> None:
+    rows = [
+        {**row, "annotator": name, "note": f"n{number}"}
+        for number, row in enumerate(pairs(60))
+        for name in ("ada", "grace", "joan")
+    ]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    _, found, _ = run(capsys, str(path), "--fix")
+    assert (found["kept"], found["fixed"]["rows"]) == (180, 180)
+    _, again, _ = run(capsys, found["fixed"]["path"])
+    assert (again["kept"], again["verdict"]) == (180, found["verdict"])
+    first = json.loads((tmp_path / "pairs.fixed.jsonl").read_text().splitlines()[0])
+    assert (first["annotator"], first["note"]) == ("ada", "n0")
+
+
+def stopped(number: signal.Signals, raised: Exception) -> None:
+    """Get a signal inside a library that makes an error of its own of it."""
+    with signals_unwind():
+        try:
+            signal.raise_signal(number)
+        except BaseException:
+            raise raised from None
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("a library was interrupted"), OSError("Directory not empty")])
+def test_what_a_library_makes_of_a_signal_is_still_a_signal(raised: Exception) -> None:
+    with pytest.raises(TerminatedError):
+        stopped(signal.SIGTERM, raised)
+    with pytest.raises(KeyboardInterrupt):
+        stopped(signal.SIGINT, raised)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -41,6 +41,8 @@ def sample_table(
     return pa.table(
         {
             "example": pa.array(range(size), pa.int64()),
+            "file": pa.array(["made.jsonl"] * size, pa.string()),
+            "row": pa.array(range(1, size + 1), pa.int64()),
             "source": pa.array(sources or ["made"] * size, pa.string()),
             "prompt_text": pa.array(prompts, pa.string()),
             "chosen_text": pa.array(chosen, pa.string()),
