@@ -17,6 +17,14 @@ IDENTITY = "content_hash, content_hash_2"
 """Two examples are the same when all that training could use of them is."""
 
 
+KEYS_IN_COMMON = (
+    ("chosen_key", "chosen_key"), ("rejected_key", "rejected_key"), ("chosen_key", "rejected_key"),
+    ("rejected_key", "chosen_key"), ("prompt_key", "prompt_key"),
+)  # fmt: skip
+"""What a removed and an added example of one prompt must share for the one to be the other, changed: the surest first.
+Where there are answers, a prompt alone is not enough."""
+
+
 def compare(
     new: CheckedData, new_report: Mapping[str, Any], old: CheckedData, old_report: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
@@ -74,29 +82,35 @@ def _compare(connection: duckdb.DuckDBPyConnection) -> dict[str, Any]:
     same = "n.content_hash = o.content_hash and n.content_hash_2 = o.content_hash_2 and n.copy = o.copy"
     connection.execute(f"create or replace temp table added as select n.* from new n anti join old o on {same}")
     connection.execute(f"create or replace temp table removed as select o.* from old o anti join new n on {same}")
-    answers = " or ".join(
-        f"a.{one} = r.{two}" for one in ("chosen_key", "rejected_key") for two in ("chosen_key", "rejected_key")
-    )
-    # Each removed row is matched once, each added one as well: the first of each that fit.
-    connection.execute(
-        "create or replace temp table matches as select r.example as removed, a.example as added, "
-        "row_number() over (partition by r.example order by a.example) as of_removed, "
-        "row_number() over (partition by a.example order by r.example) as of_added "
-        f"from removed r join added a on r.prompt_key = a.prompt_key and ({answers} or r.chosen_key is null)"
-    )
-    matched = "from matches where of_removed = 1 and of_added = 1"
+    connection.execute("create or replace temp table matches (removed bigint, added bigint)")
+    for of_removed, of_added in KEYS_IN_COMMON:
+        _match(connection, of_removed, of_added)
     counts: dict[str, Any] = {
         "rows": {name: _count(connection, name) for name in ("new", "old")},
         "unchanged": _count(connection, "new") - _count(connection, "added"),
-        "changed": _count(connection, f"(select * {matched})"),
+        "changed": _count(connection, "matches"),
     }
     places = {
-        "changed": _places(connection, f"added where example in (select added {matched})"),
-        "added": _places(connection, f"added where example not in (select added {matched})"),
-        "removed": _places(connection, f"removed where example not in (select removed {matched})"),
+        "changed": _places(connection, "added where example in (select added from matches)"),
+        "added": _places(connection, "added where example not in (select added from matches)"),
+        "removed": _places(connection, "removed where example not in (select removed from matches)"),
     }
     added, removed = (_count(connection, name) - counts["changed"] for name in ("added", "removed"))
     return {**counts, "added": added, "removed": removed, "places": places}
+
+
+def _match(connection: duckdb.DuckDBPyConnection, of_removed: str, of_added: str) -> None:
+    """Match what is left of removed and added rows that have a prompt and a key in common, first with first."""
+    sides = {
+        name: f"(select t.*, row_number() over (partition by prompt_key, {key} order by example) as place "
+        f"from {name} t anti join matches m on m.{name} = t.example where {key} is not null)"
+        for name, key in (("removed", of_removed), ("added", of_added))
+    }
+    connection.execute(
+        f"insert into matches select r.example, a.example from {sides['removed']} r join {sides['added']} a "
+        f"on r.prompt_key = a.prompt_key and r.{of_removed} = a.{of_added} and r.place = a.place"
+        + (" where r.chosen_key is null and a.chosen_key is null" if of_removed == "prompt_key" else "")
+    )
 
 
 def _count(connection: duckdb.DuckDBPyConnection, source: str) -> int:

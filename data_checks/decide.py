@@ -159,7 +159,10 @@ def mark_repeated_prompts(store: Store, table: str) -> None:
     if not store.has(table):
         return
     found = store.connection.execute(
-        f"select example, row, prompt_key, prompt_id_key from {table} order by example"
+        # What stands once repeats nothing, and in most files is nearly all there is.
+        f"with again as (select example, row, prompt_key, prompt_id_key, count(*) over (partition by prompt_key) as texts, "
+        f"count(prompt_id_key) over (partition by prompt_id_key) as ids from {table}) "
+        "select example, row, prompt_key, prompt_id_key from again where texts > 1 or ids > 1 order by example"
     ).fetchnumpy()
     seen: tuple[dict[int, int], dict[int, int]] = ({}, {})
     repeated: list[tuple[int, str]] = []

@@ -89,6 +89,18 @@ def kind_of_bytes(head: bytes) -> str:
     return next((kind for magic, kind in MAGICS.items() if head.startswith(magic)), "plain text")
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return the files that a path stands for: itself, or the data files of a folder if they are of one kind, by name.
+
+    A folder that `datasets.save_to_disk` wrote is one data set, and stands for itself.
+    """
+    if not path.is_dir() or (path / DATASET_FILE).is_file() or (path / SPLITS_FILE).is_file():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+    seen = [file for file in found if not file.name.startswith((".", "_"))]
+    return seen if len({kind_of_name(file.name)[0] for file in seen}) == 1 else [path]
+
+
 def check_file(path: Path, label: str) -> None:
     """Check that a file or folder of rows can be one, without reading it.
 

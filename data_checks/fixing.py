@@ -26,12 +26,17 @@ NUMBERS = ("prompt_characters", "chosen_characters", "rejected_characters", "pro
 
 def fixed_lines(data: CheckedData) -> Iterator[bytes]:
     """Yield the kept rows as JSON lines, in the order of the files: text as it was, nothing that was left out."""
+    order = {evidence.path: at for at, evidence in enumerate(data.formats)}
+
+    def place(row: dict[str, Any]) -> tuple[int, int]:
+        return order[row["source_file"]], row["source_row"]
+
     for names, convert in (
         (("train_pairs", "validation_pairs"), _pair),
         (("train_feedback", "validation_feedback"), _feedback),
     ):
         paths = [data.tables[name] for name in names if data.num_rows.get(name)]
-        for row in heapq.merge(*map(_rows, paths), key=_place):
+        for row in heapq.merge(*map(_rows, paths), key=place):
             yield orjson.dumps(convert(row))
     if "rl_prompts" in data.ledgers:
         for row in _rows(data.tables["rl_prompts"]):
@@ -45,10 +50,6 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
             yield from batch.to_pylist()
-
-
-def _place(row: dict[str, Any]) -> tuple[str, int]:
-    return row["source_file"], row["source_row"]
 
 
 def _pair(row: dict[str, Any]) -> dict[str, Any]:

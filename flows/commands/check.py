@@ -178,6 +178,7 @@ def plan_check(file: str, options: CheckOptions) -> tuple[Any, Any]:
     """
     from data_checks.config import FileCheckConfig
     from data_checks.detection import identify
+    from data_checks.files import parts_of
     from data_checks.runner import InputFiles
     from training_core.config.loader import load_layer, validate_layer
 
@@ -192,7 +193,8 @@ def plan_check(file: str, options: CheckOptions) -> tuple[Any, Any]:
         raise ConfigurationError(
             f"--tokenizer {options.tokenizer} is no folder: name that of a checkpoint, or of a tokenizer alone"
         )
-    path = Path(file)
+    parts = parts_of(Path(file))
+    path = parts[0]
     evidence = identify(path.name, path, file, ALL_KINDS, options.format, named)
     kind = evidence.kind
     layer = load_layer([], [setting.removeprefix("data.") for setting in options.settings])
@@ -200,17 +202,20 @@ def plan_check(file: str, options: CheckOptions) -> tuple[Any, Any]:
         raise ConfigurationError(
             f"--set {named_files[0]}: the data are FILE; write the options of a file as --format, --ties and so on"
         )
+    entries = [{"path": str(part), "format": options.format, **named} for part in parts]
     if kind == "pairs":
-        layer.values["preferences"] = [{"path": file, "format": options.format, **named}]
-        files = InputFiles(preferences=[path])
+        layer.values["preferences"] = entries
+        files = InputFiles(preferences=parts)
     elif kind == "feedback":
-        layer.values["feedback"] = [{"path": file, "format": options.format, **named}]
-        files = InputFiles(feedback=[path])
-    elif kind == "prompts":
-        layer.values |= {"rl_prompts": file, "rl_prompts_format": options.format}
-        files = InputFiles(rl_prompts=path)
+        layer.values["feedback"] = entries
+        files = InputFiles(feedback=parts)
+    elif kind == "stepwise":
+        files = InputFiles(stepwise=parts)
+    elif len(parts) > 1:
+        raise ConfigurationError(f"{file} is a folder of {len(parts)} files of prompts: name one file, or join them")
     else:
-        files = InputFiles(stepwise=[path])
+        layer.values |= {"rl_prompts": str(path), "rl_prompts_format": options.format}
+        files = InputFiles(rl_prompts=path)
     if kind not in ("pairs", "feedback") and named:
         raise ConfigurationError(
             f"{file}: --{next(iter(named)).replace('_', '-')} means nothing for format {evidence.format}: leave it out"
@@ -221,7 +226,7 @@ def plan_check(file: str, options: CheckOptions) -> tuple[Any, Any]:
 def as_object(outcome: Any) -> dict[str, Any]:
     """Return what `--json` prints of a check."""
     report = outcome.report
-    formats = [evidence["format"] for evidence in report["formats"]]
+    formats = list(dict.fromkeys(evidence["format"] for evidence in report["formats"]))
     checks = [
         {name: check[name] for name in ("name", "severity", "value", "threshold", "unit", "verdict")}
         for check in report["checks"]

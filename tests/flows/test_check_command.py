@@ -278,3 +278,33 @@ def test_what_a_library_makes_of_a_signal_is_still_a_signal(raised: Exception) -
     with pytest.raises(KeyboardInterrupt):
         stopped(signal.SIGINT, raised)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_each_edited_row_is_one_change(tmp_path: Path, capsys: Any) -> None:
+    """Many rows of one prompt with one answer in common: each is matched with one."""
+    rows = [{"prompt": "Which of these?", "chosen": f"Number {n}.", "rejected": "None."} for n in range(40)]
+    old = write(tmp_path / "old.jsonl", [*pairs(120), *rows])
+    new = write(
+        tmp_path / "new.jsonl", [*pairs(120), *({**row, "chosen": f"{row['chosen']} Yes."} for row in rows[:-3])]
+    )
+    _, found, _ = run(capsys, str(new), "--against", str(old))
+    table = found["against"]["tables"]["preferences"]
+    counts = {name: table[name] for name in ("unchanged", "changed", "added", "removed")}
+    assert counts == {"unchanged": 120, "changed": 37, "added": 0, "removed": 3}
+
+
+def test_a_folder_of_shards_is_one_data_set(tmp_path: Path, capsys: Any) -> None:
+    rows = pairs(150)
+    shards = tmp_path / "shards" / "data"
+    shards.mkdir(parents=True)
+    write(shards / "train-00000.jsonl", rows[:80])
+    write(shards / "train-00001.jsonl", [*rows[80:], rows[3]])
+    (tmp_path / "shards" / "README.md").write_text("Pairs.")
+    _, whole, _ = run(capsys, str(write(tmp_path / "whole.jsonl", rows)))
+    _, found, _ = run(capsys, str(tmp_path / "shards"), "--fix")
+    assert (found["format"], found["rows"], found["kept"]) == ("pairs", 151, 150)
+    assert found["quarantined"] == {"duplicate_pair": 1}
+    assert found["fixed"] == {"path": str(tmp_path / "shards.fixed.jsonl"), "rows": 150}
+    assert run(capsys, found["fixed"]["path"])[1]["fingerprint"] == whole["fingerprint"]
+    (shards / "more.csv").write_text("prompt,chosen,rejected\n")
+    assert run(capsys, str(tmp_path / "shards"))[0] == 2
