@@ -160,7 +160,8 @@ def mark_repeated_prompts(store: Store, table: str) -> None:
         return
     found = store.connection.execute(
         # What stands once repeats nothing, and in most files is nearly all there is.
-        f"with again as (select example, row, prompt_key, prompt_id_key, count(*) over (partition by prompt_key) as texts, "
+        "with again as (select example, row, prompt_key, prompt_id_key, "
+        "count(*) over (partition by prompt_key) as texts, "
         f"count(prompt_id_key) over (partition by prompt_id_key) as ids from {table}) "
         "select example, row, prompt_key, prompt_id_key from again where texts > 1 or ids > 1 order by example"
     ).fetchnumpy()
