@@ -151,9 +151,8 @@ def _add_groups(measured: Measured, tables: list[str], data: CheckedData, engine
             "near_duplicates_across_splits", row["clustered_rows_on_both_sides"], rows, "no row is in a split"
         )
         if "near_duplicates_across_splits" in data.whole:
-            measured.support["near_duplicates_across_splits"] = (
-                prompts  # Its value is a share of prompts, and is taken.
-            )
+            # That number is taken in the end, and it is a share of prompts.
+            measured.support["near_duplicates_across_splits"] = prompts
         measured.put("evaluation_clusters_trained_on", row["evaluation_clusters_trained_on"])
         if "near_duplicate_prompts_fraction" not in data.whole:
             number = prompts - row["num_clusters"]
