@@ -21,6 +21,8 @@ from data_checks.tables import FATES
 BATCH_ROWS = 4096
 PRIVATE = int(Flag.SECRET | Flag.EMAIL | Flag.PHONE | Flag.IDENTITY_NUMBER | Flag.IP_ADDRESS)
 PARTS = ("prompt", "chosen", "rejected")
+TELLING = frozenset(name for layout in FORMATS.values() for name in layout.needs)
+"""Columns by which some format is told: in a fixed file they could make it look like another one."""
 NUMBERS = ("prompt_characters", "chosen_characters", "rejected_characters", "prompt_tokens", "margin", "rating")
 
 
@@ -65,8 +67,7 @@ def _feedback(row: dict[str, Any]) -> dict[str, Any]:
 
 def _others(row: dict[str, Any]) -> dict[str, Any]:
     """Return the columns that say where a row comes from, and those that no format is told by."""
-    telling = {name for layout in FORMATS.values() for name in layout.needs}
-    others = {name: value for name, value in orjson.loads(row["extra"] or "{}").items() if name not in telling}
+    others = {name: value for name, value in orjson.loads(row["extra"] or "{}").items() if name not in TELLING}
     known = {name: row[name] for name in ("source", "annotator") if row[name] is not None}
     tools = {} if row["tools"] is None else {"tools": orjson.loads(row["tools"])}
     return {**others, **known, **tools}

@@ -157,9 +157,8 @@ def joined_normal(texts: Sequence[str]) -> bytes:
     gap = ends | space
     uneven = (codes >= 128) | ((codes - np.uint8(9)) < 5) | ((codes - np.uint8(28)) < 4)
     uneven[1:] |= (space[1:] & gap[:-1]) | (gap[1:] & space[:-1])
-    if space[:1].any() or space[-1:].any():
-        uneven[:1] |= space[:1]
-        uneven[-1:] |= space[-1:]
+    uneven[:1] |= space[:1]
+    uneven[-1:] |= space[-1:]
     places = np.flatnonzero(uneven)
     if not len(places):
         return whole.lower()

@@ -234,7 +234,7 @@ def load_json(text: str) -> Any:
             Python writes for a missing number, is taken as it is in tables.
         RecursionError: it is nested very deep.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _refuse_constant(constant: str) -> float:
+def _constant(constant: str) -> float:
     if constant == "NaN":
         return float("nan")
     raise ValueError(f"{constant} is not JSON")
